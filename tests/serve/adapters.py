@@ -1,6 +1,4 @@
-"""Adapters with random weights on the tiny base, saved by PEFT: what any test of serving needs and
-no training gives in seconds.
-"""
+"""Adapters with random weights on the tiny base, saved by PEFT."""
 
 from __future__ import annotations
 
@@ -34,11 +32,8 @@ def save_random_adapter(
     targets: Sequence[str] = tuple(LINEARS),
     size: float = 0.1,
 ) -> str:
-    """Save a LoRA, or with `invocation` (token ids) an aLoRA, whose A and B are both random, and
-    return its folder.
-
-    `size` is the standard deviation of every entry: large enough that base, adapter and another
-    adapter differ clearly.
+    """Save a LoRA, or with `invocation` (token ids) an aLoRA; its folder. All entries are random
+    with a standard deviation of `size`: base, adapter and another adapter differ clearly.
     """
     config = LoraConfig(
         r=rank,
@@ -58,20 +53,16 @@ def save_random_adapter(
 
 
 def save_variant(folder: Path, source: str, *, seed: int) -> str:
-    """Save `source` again with other random weights of the same shapes, without PEFT: for hundreds
-    of adapters in seconds.
+    """Save `source` again with other random weights of the same shapes, without PEFT: hundreds of
+    adapters in seconds.
     """
     generator = torch.Generator().manual_seed(seed)
-    tensors = load_file(Path(source, "adapter_model.safetensors"))
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(Path(source, "adapter_config.json"), folder)
-    save_file(
-        {
-            name: torch.randn(tensor.shape, generator=generator) * tensor.std()
-            for name, tensor in tensors.items()
-        },
-        folder / "adapter_model.safetensors",
-    )
+    tensors = {}
+    for name, tensor in load_file(Path(source, "adapter_model.safetensors")).items():
+        tensors[name] = torch.randn(tensor.shape, generator=generator) * tensor.std()
+    save_file(tensors, folder / "adapter_model.safetensors")
     return str(folder)
 
 
@@ -89,9 +80,7 @@ def peft_model(adapter: str, dtype: torch.dtype) -> torch.nn.Module:
 def peft_logits(
     prompt: Sequence[int], adapter: str | None, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """Next-token logits [vocabulary] after `prompt`, from plain transformers and PEFT: the
-    reference for everything served.
-    """
+    """Next-token logits [vocabulary] after `prompt`, from plain transformers and PEFT."""
     model = base_model(dtype) if adapter is None else peft_model(adapter, dtype)
     with torch.no_grad():
         return model(input_ids=torch.tensor([list(prompt)])).logits[0, -1].float()

@@ -76,3 +76,11 @@ def save_card(folder: Path, name: str, method: str = "alora", **replaced: object
     if "files" not in replaced:
         fields["files"] = file_digests(folder, method)
     Card(**(fields | replaced)).save(folder)  # type: ignore[arg-type]
+
+
+def save_trained(folder: Path) -> None:
+    """A folder `rule/method` as training leaves it, without weights that load."""
+    folder.mkdir(parents=True)
+    method = folder.name.partition("-")[0]  # without the seed
+    (folder / METHODS[method].weights).touch()
+    save_card(folder, folder.parent.name, method)

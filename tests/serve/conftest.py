@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +16,9 @@ os.environ.update(
 )
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
-from guard.method import PEFT_WEIGHTS
 from guard.prompt.decoder import PromptBuilder
 from tests.serve.adapters import BASE, save_random_adapter
-from tests.serve.cards import save_card
+from tests.serve.cards import save_trained
 from tests.serve.served import Served
 
 
@@ -67,16 +67,26 @@ def served(session_engine: Served) -> Served:
 
 
 @pytest.fixture
+def checked(served: Served, adapters: dict[str, str]) -> Any:
+    """The session's engine, whose answers must be PEFT's."""
+    from tests.serve.vllm_alora.checked_engine import CheckedEngine  # vLLM, which starts slowly
+
+    return CheckedEngine(served, adapters)
+
+
+@pytest.fixture
+def threads() -> Iterator[list[int]]:
+    """Numbers of threads to compute with; afterwards there are as many as before."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield [1, 2, 3]
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def trained_on_both(tmp_path: Path) -> Path:
     """`shared` is trained on both bases, each of the others on one."""
-    for trained in (
-        "tiny/shared/alora",
-        "tiny/own/alora",
-        "minilm/shared/lora",
-        "minilm/read/lora",
-    ):
-        folder = tmp_path / trained
-        folder.mkdir(parents=True)
-        (folder / PEFT_WEIGHTS).touch()
-        save_card(folder, folder.parent.name, folder.name)
+    for path in ("tiny/shared/alora", "tiny/own/alora", "minilm/shared/lora", "minilm/read/lora"):
+        save_trained(tmp_path / path)
     return tmp_path

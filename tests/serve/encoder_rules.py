@@ -46,10 +46,9 @@ def builder(of: Recipe | None = None) -> EncoderPromptBuilder:
     return _builders[base.base]
 
 
-def token_classifier(of: Recipe | None = None) -> Any:
+def classifier_on(base_path: str) -> Any:
     """The base with a random classifier of two labels."""
-    path = (of or recipe()).base_path
-    return AutoModelForTokenClassification.from_pretrained(path, num_labels=2).eval()
+    return AutoModelForTokenClassification.from_pretrained(base_path, num_labels=2).eval()
 
 
 def save_encoder_rule(
@@ -64,7 +63,7 @@ def save_encoder_rule(
 ) -> Path:
     """A random adapter with a random head, and random words of half of what stands in `texts`."""
     torch.manual_seed(seed)
-    base = token_classifier(of)
+    base = classifier_on((of or recipe()).base_path)
     config = LoraConfig(
         task_type="TOKEN_CLS",
         r=rank,
@@ -124,7 +123,7 @@ def save_encoder_card(
 @functools.lru_cache(maxsize=16)
 def reference_model(folder: Path, base_path: str) -> Any:
     """What plain PEFT makes of a folder; of a head's, the base without a classifier."""
-    model = AutoModelForTokenClassification.from_pretrained(base_path, num_labels=2).eval()
+    model = classifier_on(base_path)
     if not (folder / METHODS["head"].weights).is_file():
         return PeftModel.from_pretrained(model, str(folder)).eval()
     model.classifier = torch.nn.Identity()

@@ -17,9 +17,8 @@ BLOCK = 32
 MAX_SEQS = 128
 MAX_STEP_TOKENS = 8192
 MAX_RANK = 16
-SAMPLED_IDS = list(
-    range(5, 16384, 331)
-)  # the token ids whose log-probabilities are compared: 50 all over the vocabulary
+# The token ids whose log-probabilities are compared: 50 all over the vocabulary.
+SAMPLED_IDS = list(range(5, 16384, 331))
 
 
 def shut_down(llm_engine: Any) -> None:
@@ -30,18 +29,14 @@ def shut_down(llm_engine: Any) -> None:
 
 @dataclass(frozen=True)
 class Answer:
-    """One request's log-probabilities of SAMPLED_IDS, [50], and how many of its prompt's tokens
-    came from the prefix cache.
-    """
+    """One request's log-probabilities of SAMPLED_IDS, and its prompt's tokens that were cached."""
 
     log_probs: torch.Tensor
     cached_tokens: int
 
 
 class Served:
-    """An LLM with some verbs for tests. Adapters are named by their folder; each folder has one
-    adapter id for good.
-    """
+    """An LLM with some verbs for tests. Each adapter folder has one adapter id for good."""
 
     def __init__(self, llm: Any) -> None:
         self.llm = llm
@@ -99,19 +94,17 @@ class Served:
             max_tokens=1, temperature=0.0, logprob_token_ids=SAMPLED_IDS, detokenize=False
         )
         inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        outputs = self.llm.generate(inputs, params, lora_request=list(requests), use_tqdm=False)
-        return [
-            Answer(
-                torch.tensor([out.outputs[0].logprobs[0][token].logprob for token in SAMPLED_IDS]),
-                out.num_cached_tokens,
-            )
-            for out in outputs
-        ]
+        answers = []
+        for output in self.llm.generate(
+            inputs, params, lora_request=list(requests), use_tqdm=False
+        ):
+            (log_probs,) = output.outputs[0].logprobs
+            sampled = torch.tensor([log_probs[token].logprob for token in SAMPLED_IDS])
+            answers.append(Answer(sampled, output.num_cached_tokens))
+        return answers
 
     def limit_step(self, tokens: int) -> None:
-        """Compute at most this many tokens in a step from now on: every longer prompt is prefilled
-        in chunks.
-        """
+        """Compute at most this many tokens in a step: longer prompts are prefilled in chunks."""
         self.scheduler.max_num_scheduled_tokens = tokens
 
     def reset(self) -> None:
@@ -121,6 +114,12 @@ class Served:
 
     def close(self) -> None:
         shut_down(self.llm.llm_engine)
+
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def core(self) -> Any:

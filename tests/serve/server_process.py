@@ -16,10 +16,9 @@ from tests.serve.guarded import save_adapter
 
 SHOP = {"authorization": "Bearer the shop's key"}
 ADMIN = {"authorization": "Bearer the admin's key"}
-SHOP_HASH, ADMIN_HASH = key_hash("the shop's key"), key_hash("the admin's key")
 TENANTS = f"""
-admin_keys_sha256: ["{ADMIN_HASH}"]
-tenants: {{shop: {{keys_sha256: ["{SHOP_HASH}"], rule_sets: [support]}}}}
+admin_keys_sha256: ["{key_hash("the admin's key")}"]
+tenants: {{shop: {{keys_sha256: ["{key_hash("the shop's key")}"], rule_sets: [support]}}}}
 """
 
 
@@ -50,8 +49,7 @@ class ServerProcess:
             "tls-client-ca": self._files.authority,
         }
         command = [sys.executable, "-m", "serve.up"]
-        for name, value in options.items():
-            command += [f"--{name}", str(value)]
+        command += [f"--{name}={value}" for name, value in options.items()]
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True

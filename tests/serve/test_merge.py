@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from tests.serve.guarded import (
     peft_logit,
     save_adapter,
 )
-from tests.serve.serving import MESSAGES, serving
+from tests.serve.serving import serving
 
 pytestmark = pytest.mark.slow
 
@@ -56,31 +56,22 @@ def engine(merged: Path) -> Iterator[GuardEngine]:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.iterdir())
-        if path.is_file()
-    }
+    files = [path for path in folder.iterdir() if path.is_file()]
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def test_a_merged_rule_answers_as_its_adapter_beside_others(engine: GuardEngine) -> None:
-    unmerged, folders = guard_engine(), adapter_folders()
+    folder = adapter_folders()["plain"]
     assert list(engine.rules) == ["plain"]
     for turns in (1, 2, 3):
         conversation = CONVERSATION[:turns]
-
-        def logit(rule: str, folder: Path | None, said: Any = conversation) -> float:
-            return peft_logit(said, RULE_TEXTS[rule], folder)
-
         (verdict,) = engine.check(conversation).verdicts
         assert verdict.rule == "plain"
-        assert verdict.logit == pytest.approx(logit("plain", folders["plain"]), abs=NATS)
-        assert verdict.logit != pytest.approx(logit("plain", None), abs=0.01)
-        (answer,) = unmerged.check(conversation, ["plain"]).verdicts
+        merged, bare = [peft_logit(conversation, RULE_TEXTS["plain"], of) for of in (folder, None)]
+        assert verdict.logit == pytest.approx(merged, abs=NATS)
+        assert verdict.logit != pytest.approx(bare, abs=0.01)
+        (answer,) = guard_engine().check(conversation, ["plain"]).verdicts
         assert verdict.p_violation == pytest.approx(answer.p_violation, abs=NATS)
-        for other in unmerged.check(conversation, ["medical_advice", "pii_leak"]).verdicts:
-            expected = logit(other.rule, folders[other.rule])
-            assert other.logit == pytest.approx(expected, abs=NATS)
     assert list(engine.check(CONVERSATION, ["pii_leak"]).refused) == ["pii_leak"]
     (score,) = engine.score([ScoreRequest(CONVERSATION, RULE_TEXTS["plain"], "plain")])
     assert isinstance(score, Score) and score.logit == pytest.approx(verdict.logit, abs=1e-4)
@@ -88,37 +79,16 @@ def test_a_merged_rule_answers_as_its_adapter_beside_others(engine: GuardEngine)
     assert too_long.subject == "rule 'plain'"
 
 
-def test_a_merged_rule_over_http(engine: GuardEngine) -> None:
-    (expected,) = engine.check(CONVERSATION).verdicts
+def test_a_merged_rule_is_listed_with_a_threshold_that_was_chosen_anew(
+    engine: GuardEngine, merged: Path
+) -> None:
+    """As a changed `max_fpr` does, which trains nothing."""
+    assert _card(recipe(), merged).threshold == 0.25  # no adapter beside it: its own
+    assert engine.check(CONVERSATION).verdicts[0].threshold == 0.75
     assert (engine.counters.adapters, engine.counters.swap_ins) == (0, 0)  # it has none
     with serving(create_app(engine)) as client:
-        (served,) = client.get("/v1/rules").json()
-        assert served["rule"] == "plain" and served["text"] == RULE_TEXTS["plain"]
-        (result,) = client.post("/v1/check", json={"messages": MESSAGES}).json()["results"]
-        assert result["p_violation"] == pytest.approx(expected.p_violation, abs=1e-4)
-        unserved = {"messages": MESSAGES, "rules": ["pii_leak"]}
-        assert client.post("/v1/check", json=unserved).status_code == 422
-
-
-def save_loras(runs: Path, *rules: str) -> None:
-    for rule in rules:
-        save_adapter(Runs(runs).adapter("tiny", rule, "lora"), rule, seed=3, method="lora")
-
-
-def test_only_one_rule_can_be_served_merged_and_only_if_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    save_loras(tmp_path, "pii_leak", "plain")
-    command = ["up", "--runs", str(tmp_path), "--port", "0", "--merged"]
-    for rules, said in (
-        (["--rules", "pii_leak,plain"], "one rule"),
-        ([], "one rule"),
-        (["--rules", "plain"], "make merge RULE="),
-    ):
-        monkeypatch.setattr("sys.argv", [*command, *rules])
-        with pytest.raises(SystemExit):
-            main()
-        assert said in capsys.readouterr().err
+        (listed,) = client.get("/v1/rules").json()
+    assert listed["rule"] == "plain" and listed["text"] == RULE_TEXTS["plain"]
 
 
 def test_merging_leaves_the_base_and_the_adapter_as_they_are(tmp_path: Path) -> None:
@@ -132,71 +102,66 @@ def test_merging_leaves_the_base_and_the_adapter_as_they_are(tmp_path: Path) -> 
     assert not list(tmp_path.glob(".*"))
 
 
-def test_an_alora_is_not_merged_and_the_error_says_why(tmp_path: Path) -> None:
+def test_what_does_not_act_on_the_whole_prompt_is_not_merged_and_the_error_says_why(
+    tmp_path: Path,
+) -> None:
     adapter = save_adapter(tmp_path / "alora", "pii_leak", seed=9)
     why = r"(?s)cannot be merged: its weights act from its invocation on.*lora"
     with pytest.raises(GuardError, match=why):
         merge(recipe(), adapter, tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
+    assert mergeable_method(recipe()) == "lora"
+    heads_only = recipe().model_copy(update={"methods": {"head": MethodSettings()}})
+    with pytest.raises(GuardError, match=r"no method of the recipe can be merged \(got head\)"):
+        mergeable_method(heads_only)
 
 
-def test_what_was_merged_into_another_base_is_refused(merged: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_not_as_it_was_merged_or_older_than_its_lora_is_refused(
+    merged: Path, tmp_path: Path
+) -> None:
     other = shutil.copytree(merged, tmp_path / "other")
     card = read_card(other)
+
+    def refused(why: str, folder: Path = other) -> None:
+        with pytest.raises(GuardError, match=rf"(?s){why}"):
+            merged_engine(recipe(), folder)
+
     card.model_copy(update={"base_revision": "of another base"}).save(other)
-    with pytest.raises(GuardError, match=r"merged into another base"):
-        merged_engine(recipe(), other)
+    refused("merged into another base")
     (other / "card.json").write_text((other / "card.json").read_text().replace("0.25", "0.75"))
-    with pytest.raises(GuardError, match=r"no merged checkpoint: the card was edited.*make merge"):
-        merged_engine(recipe(), other)
+    refused("no merged checkpoint: the card was edited.*make merge")
     card.save(other)
     generation = other / "generation_config.json"
     for file, content in ((generation, b"{}"), (other / "chat_template.jinja", b"")):
         before = file.read_bytes()
         file.write_bytes(content)
-        with pytest.raises(GuardError, match=r"not the one that was written.*make merge"):
-            _card(recipe(), other)
+        refused("not the one that was written.*make merge")
         file.write_bytes(before)
     assert _card(recipe(), other).version == card.version
     assert card.version != load_card(adapter_folders()["plain"]).version
-    with pytest.raises(GuardError, match=r"(?s)no merged checkpoint.*make merge"):
-        merged_engine(recipe(), tmp_path)
-
-
-def test_a_threshold_that_was_chosen_anew_counts(engine: GuardEngine, merged: Path) -> None:
-    """As a changed `max_fpr` does, which trains nothing."""
-    assert engine.rules["plain"].threshold == 0.75
-    assert engine.check(CONVERSATION).verdicts[0].threshold == 0.75
-    assert _card(recipe(), merged).threshold == 0.25  # no adapter beside it: its own
-
-
-def test_what_is_older_than_its_lora_is_refused(merged: Path, tmp_path: Path) -> None:
-    shutil.copytree(merged, tmp_path / "merged")
+    refused("no merged checkpoint.*make merge", tmp_path)
     save_adapter(tmp_path / "lora", "plain", seed=9, method="lora")
-    why = r"trained again since it was merged.*make merge RULE=plain"
-    with pytest.raises(GuardError, match=why):
-        merged_engine(recipe(), tmp_path / "merged")
+    refused("trained again since it was merged.*make merge RULE=plain")
 
 
-def test_the_command_merges_and_says_how_to_serve_and_to_measure_it(
+def test_the_commands_merge_one_rule_and_serve_it_alone_once_it_is_merged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    save_loras(tmp_path, "pii_leak", "other")
-    command = ["merge", "--runs", str(tmp_path), "--rule"]
-    monkeypatch.setattr("sys.argv", [*command, "pii_leak"])
+    for rule in ("pii_leak", "plain"):
+        save_adapter(Runs(tmp_path).adapter("tiny", rule, "lora"), rule, seed=3, method="lora")
+
+    def refused(command: Callable[[], None], *options: str) -> str:
+        monkeypatch.setattr("sys.argv", ["command", "--runs", str(tmp_path), *options])
+        with pytest.raises(SystemExit) as ended:
+            command()
+        assert ended.value.code == 2
+        return str(capsys.readouterr().err)
+
+    assert "make merge RULE=" in refused(main, "--merged", "--rules", "plain")
+    assert "one rule" in refused(main, "--merged", "--rules", "pii_leak,plain")
+    assert "one rule" in refused(main, "--merged")
+    assert "Name one rule" in refused(merge_command, "--rule", "pii_leak,plain")
+    monkeypatch.setattr("sys.argv", ["merge", "--runs", str(tmp_path), "--rule", "pii_leak"])
     merge_command()
     assert (tmp_path / "tiny" / "pii_leak" / "merged" / "model.safetensors").is_file()
-    printed = capsys.readouterr().out
-    assert "make up RULE=pii_leak MODEL=tiny MERGED=1" in printed
-    monkeypatch.setattr("sys.argv", [*command, "pii_leak,other"])
-    with pytest.raises(SystemExit) as ended:
-        merge_command()
-    assert ended.value.code == 2
-    assert "Name one rule" in capsys.readouterr().err
-
-
-def test_a_recipe_without_a_method_that_merges_is_refused() -> None:
-    assert mergeable_method(recipe()) == "lora"
-    heads_only = recipe().model_copy(update={"methods": {"head": MethodSettings()}})
-    with pytest.raises(GuardError, match=r"no method of the recipe can be merged \(got head\)"):
-        mergeable_method(heads_only)
+    assert "make up RULE=pii_leak MODEL=tiny MERGED=1" in capsys.readouterr().out

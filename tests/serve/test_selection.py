@@ -11,7 +11,6 @@ import pytest
 
 from guard.errors import GuardError
 from guard.layout import Runs
-from guard.method import METHODS
 from guard.recipe import MethodSettings, Recipe
 from guard.weights.card import read_card
 from serve.engine import Refusal
@@ -25,29 +24,21 @@ from serve.selection import (
     start_engines,
     warm_up,
 )
-from tests.serve.cards import recipe, save_card
+from tests.serve.cards import recipe, save_card, save_trained
 
 
 def with_methods(*names: str) -> Recipe:
     return recipe().model_copy(update={"methods": {name: MethodSettings() for name in names}})
 
 
-@pytest.mark.parametrize(
-    ("listed", "served"),
-    [
+def test_the_first_adapter_that_shares_conversations_is_served_else_the_first_method() -> None:
+    for listed, served in (
         (("lora", "alora", "head"), "alora"),
         (("head", "alora"), "alora"),
         (("head", "lora"), "head"),
         (("lora",), "lora"),
-    ],
-)
-def test_the_first_adapter_that_shares_conversations_is_served_else_the_first_method(
-    listed: tuple[str, ...], served: str
-) -> None:
-    assert served_method(with_methods(*listed), None) == served
-
-
-def test_a_method_is_served_by_name_and_an_unknown_one_is_refused() -> None:
+    ):
+        assert served_method(with_methods(*listed), None) == served
     assert served_method(with_methods("lora", "alora"), "lora") == "lora"
     for name, problem in (
         ("alorra", "Did you mean 'alora'"),
@@ -80,17 +71,9 @@ def test_a_rule_is_answered_by_the_first_named_base_that_has_it(trained_on_both:
 
 
 def test_rules_that_are_trained_by_other_methods_alone_are_told(trained_on_both: Path) -> None:
-    for weights in (
-        "tiny/own/lora",
-        "tiny/other/lora",
-        "tiny/other/lora-seed1",
-        "minilm/read/head",
-    ):
-        folder = trained_on_both / weights
-        folder.mkdir(parents=True)
-        method = folder.name.partition("-")[0]  # without the seed
-        (folder / METHODS[method].weights).touch()
-        save_card(folder, folder.parent.name, method)
+    weights = ("tiny/own/lora", "tiny/other/lora", "tiny/other/lora-seed1", "minilm/read/head")
+    for path in weights:
+        save_trained(trained_on_both / path)
     selection = selected(trained_on_both, "tiny")
     told = "left out, as they have no weights of the served method: other (lora on tiny)"
     assert left_out(selection, served_parts(selection)) == told
@@ -122,26 +105,31 @@ def test_of_several_bases_only_the_named_rules_are_served(trained_on_both: Path)
         served_parts(selected(trained_on_both, "tiny,minilm", is_merged=True))
 
 
-def test_weights_of_another_rule_are_not_served_by_the_folder_s_name(trained_on_both: Path) -> None:
-    (trained_on_both / "tiny/own").rename(trained_on_both / "tiny/copied")
-    with pytest.raises(GuardError, match=r"not of the rule 'copied'.*own"):
-        served_parts(selected(trained_on_both, "tiny"))
-
-
-def test_a_broken_rule_that_is_not_asked_for_hinders_no_other(trained_on_both: Path) -> None:
+def test_a_broken_rule_hinders_no_other_and_weights_of_another_are_not_served(
+    trained_on_both: Path,
+) -> None:
     (trained_on_both / "tiny/shared/alora/card.json").write_text("{}")
     (part,) = served_parts(selected(trained_on_both, "tiny,minilm", "own"))
     assert list(part.folders) == ["own"]
     for rules in ("own,shared", None):
         with pytest.raises(GuardError, match=r"shared.*card\.json"):
             served_parts(selected(trained_on_both, "tiny,minilm", rules))
+    (trained_on_both / "tiny/own").rename(trained_on_both / "tiny/copied")
+    with pytest.raises(GuardError, match=r"not of the rule 'copied'.*own"):
+        served_parts(selected(trained_on_both, "tiny", "copied"))
 
 
 def test_a_rule_that_is_trained_later_is_found_and_no_other_path(
     trained_on_both: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     selection = selected(trained_on_both, "tiny,minilm", "own")
-    find = find_trained(selection, served_parts(selection))
+    parts = served_parts(selection)
+    merged = selected(trained_on_both, "tiny", "own", is_merged=True)
+    for name in ("shared", "nobody"):
+        assert find_trained(merged, parts)(name) is None
+        assert caplog.messages[-1].endswith(f"{name!r}: a merged base answers its rule alone")
+    caplog.clear()
+    find = find_trained(selection, parts)
     assert find("shared") == trained_on_both / "tiny/shared/alora"
     assert not caplog.records
     assert find("read") is None  # on a base that is not served
@@ -150,15 +138,7 @@ def test_a_rule_that_is_trained_later_is_found_and_no_other_path(
     for name in ("..", "../minilm/read", "", "nobody", "own,shared"):
         assert find(name) is None
     assert caplog.messages[-1] == "no weights of the rule 'own,shared': no rule has this name"
-    merged = selected(trained_on_both, "tiny", "own", is_merged=True)
-    for name in ("shared", "nobody"):
-        assert find_trained(merged, served_parts(selection))(name) is None
-        assert caplog.messages[-1].endswith(f"{name!r}: a merged base answers its rule alone")
-
-
-def test_a_link_that_leads_elsewhere_is_not_found_and_hides_none(trained_on_both: Path) -> None:
-    selection = selected(trained_on_both, "tiny", "own")
-    find = find_trained(selection, served_parts(selection))
+    # A link that leads elsewhere is not found, and hides none.
     shutil.move(trained_on_both / "tiny/own", trained_on_both / "elsewhere")
     (trained_on_both / "tiny/own").symlink_to(trained_on_both / "elsewhere")
     assert find("own") is None

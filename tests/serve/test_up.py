@@ -1,15 +1,20 @@
-"""The server's command: which rules it serves, and what it refuses before anything is loaded."""
+"""The server's command: what it serves, and what it refuses before anything is loaded; its options,
+TLS, observers, and a Ray of its own.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +27,20 @@ from guard.home import ROOT
 from guard.layout import Runs
 from serve.api.app import create_app
 from serve.api.input.bounded_heads import BoundedHeads
+from serve.observers import open_observers
 from serve.policy.rule_set import RuleSet
 from serve.selection import Selection, served_parts
+from serve.tls import tls_settings
 from serve.up import _config, _listening, _rule_sets, _serve, _tenants, main
+from tests.serve.certificates import make_certificates
 from tests.serve.server_process import ADMIN, SHOP, ServerProcess
 from tests.serve.serving import MESSAGES
 from tests.serve.toy_engine import MortalEngine, ToyEngine
 
+Capture = pytest.CaptureFixture[str]
 
-def refusal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *options: object
-) -> str:
+
+def refusal(monkeypatch: pytest.MonkeyPatch, capsys: Capture, *options: object) -> str:
     monkeypatch.setattr("sys.argv", ["up", *map(str, options)])
     with pytest.raises(SystemExit) as exit_:
         main()
@@ -49,15 +57,25 @@ def test_a_port_in_use_is_found_before_the_engine_starts_and_ipv6_is_listened_on
         assert listener.getsockname()[0] == "::1"
 
 
-def test_without_trained_rules_or_such_a_method_the_command_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("", "make train"),
+        ("--method lorra", "Did you mean 'lora'"),
+        ("--merged --method alora", "leave out --method"),
+        ("--merged --watch", "leave out --watch"),
+        ("--scale-down 60", "--replicas 1-4"),
+        ("--scale-down 60 --replicas 2", "--replicas 1-4"),
+    ],
+)
+def test_nothing_trained_or_options_that_contradict_each_other_are_refused(
+    options: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    for options, said in (((), "make train"), (("--method", "lorra"), "Did you mean 'lora'")):
-        assert said in refusal(monkeypatch, capsys, "--runs", tmp_path, *options)
+    assert said in refusal(monkeypatch, capsys, "--runs", tmp_path, *options.split())
 
 
 def test_rule_sets_are_read_before_an_engine_starts_and_name_only_served_rules(
-    trained_on_both: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trained_on_both: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     file = trained_on_both / "sets.yaml"
     file.write_text("rule_sets: {support: {rules: [shared, read]}}")
@@ -65,8 +83,7 @@ def test_rule_sets_are_read_before_an_engine_starts_and_name_only_served_rules(
     assert list(_rule_sets(file, parts)) == ["support"]
     assert _rule_sets(None, parts) == {}
     monkeypatch.setattr("serve.up.start_warm", lambda *_, **__: pytest.fail("it starts"))
-    options = ("--runs", trained_on_both, "--rule-sets", file, "--port", 0)
-    said = refusal(monkeypatch, capsys, *options)
+    said = refusal(monkeypatch, capsys, "--runs", trained_on_both, "--rule-sets", file)
     assert "support.rules: the rule is not served (got read)" in said
 
 
@@ -79,6 +96,62 @@ def test_tenants_need_the_rule_sets_that_they_may_ask(tmp_path: Path) -> None:
     assert _tenants(None, rule_sets) is None
     with pytest.raises(GuardError, match=r"there are none.*RULESETS="):
         _tenants(file, {})
+
+
+def test_tls_files_that_are_no_certificate_and_its_key_are_refused(tmp_path: Path) -> None:
+    files = make_certificates(tmp_path)
+    assert tls_settings(None, None, None) == {}
+    assert set(tls_settings(files.client, None, None)) == {"ssl_certfile", "ssl_keyfile"}
+    for cert, key, client_ca, error in (
+        (None, files.server_key, None, "needs a certificate"),
+        (files.server, None, None, "TLS cannot be set up"),
+        (files.server, files.client, None, "TLS cannot be set up"),
+        (files.server, tmp_path / "gone.pem", None, "TLS cannot be set up"),
+        (files.server, files.server_key, files.server_key, "TLS cannot be set up"),
+    ):
+        with pytest.raises(GuardError, match=error) as raised:
+            tls_settings(cert, key, client_ca)
+        assert raised.value.remedy
+
+
+def test_observers_are_those_that_were_asked_for_and_each_process_has_a_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert open_observers(None, None) == []
+    for host, pid in (("one", 7), ("two", 7), ("two", 8)):
+        monkeypatch.setattr("socket.gethostname", lambda host=host: host)
+        monkeypatch.setattr("os.getpid", lambda pid=pid: pid)
+        log = tmp_path / "audit-{hostname}-{pid}.jsonl"
+        asked_for = open_observers(log, "http://127.0.0.1:9")
+        assert [type(observer).__name__ for observer in asked_for] == ["AuditLog", "Traces"]
+        for observer in asked_for:
+            observer.close()
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["audit-one-7.jsonl", "audit-two-7.jsonl", "audit-two-8.jsonl"]
+    with pytest.raises(GuardError, match="no audit log"):
+        open_observers(tmp_path, None)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+def test_one_ray_after_another_starts_and_writes_nothing_into_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a token that stands in no file."""
+    import ray
+
+    from serve.private_ray import private_ray
+
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for _ in range(2):
+        with (
+            tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as scratch,
+            private_ray(Path(scratch), 1, {"GUARD_TEST": "handed on"}),
+        ):
+            look = ray.remote(lambda: (os.environ["GUARD_TEST"], os.environ["RAY_AUTH_MODE"]))
+            assert ray.get(look.remote()) == ("handed on", "token")
+        assert not ray.is_initialized()
+    assert not (tmp_path / "home" / ".ray").exists()
 
 
 def test_the_server_ends_once_its_engine_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +172,7 @@ HANGING = """
 import os, signal, threading, time, httpx
 from serve.api.app import create_app
 from serve.engine.thread import engine_thread, watchdog
-from serve.up import _listening, _serve
+from serve.up import _config, _listening, _serve
 from tests.serve.toy_engine import ToyEngine
 engine = ToyEngine()
 engine.on_step = threading.Event().wait
@@ -128,17 +201,16 @@ finally:
 """
 
 
+STOPPED_MEANWHILE = "engine_thread.CLOSING_S = 0.5; threading.Thread(target=stop).start()"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "error"),
     [
         ("watchdog.HANGS_FOR_GOOD_S = 0.1", "a batch of the engine hangs"),
-        (
-            "engine_thread.CLOSING_S = 0.5; threading.Thread(target=stop).start()",
-            "the engine hangs",
-        ),
+        (STOPPED_MEANWHILE, "the engine hangs"),
     ],
-    ids=["it hangs", "it is stopped meanwhile"],
 )
 def test_the_server_ends_with_an_error_although_a_batch_hangs(setting: str, error: str) -> None:
     command = [sys.executable, "-c", HANGING.replace("SETTING", setting)]
@@ -148,12 +220,9 @@ def test_the_server_ends_with_an_error_although_a_batch_hangs(setting: str, erro
     assert "unjudged" in run.stdout and "the engine is closed" not in run.stdout
 
 
-def test_a_connection_is_kept_for_longer_than_clients_and_proxies_keep_theirs() -> None:
-    """Bounded as tests/serve/api/input/test_bounded_heads.py tests it."""
-    config = _config(create_app(ToyEngine()), 5.0, {})  # type: ignore[arg-type]
-    assert config.timeout_keep_alive > 60
-    assert config.timeout_graceful_shutdown is not None and config.timeout_graceful_shutdown > 5
-    assert isinstance(config.http, type) and issubclass(config.http, BoundedHeads)
+def test_heads_are_bounded_and_connections_kept_for_longer_than_clients_keep_theirs() -> None:
+    config: Any = _config(create_app(ToyEngine()), 5.0, {})  # type: ignore[arg-type]
+    assert issubclass(config.http, BoundedHeads) and config.timeout_keep_alive > 60
 
 
 MARKER = "marker-7f3a9c"  # stands in what is checked, and must stand in no record of the server

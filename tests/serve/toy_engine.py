@@ -13,16 +13,14 @@ from typing import Any
 from guard.conversation.chat import unread_parts
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.method import PEFT_WEIGHTS
 from guard.verdict import Calibration
 from serve.engine import Call, OpenCheck, Refusal, Score
 from serve.engine.score import EngineCounters
 from serve.policy.logic import parse
 from serve.policy.rule_set import RuleSet
-from tests.serve.cards import save_card
+from tests.serve.cards import save_trained
 
-THRESHOLD = 0.25
-CALIBRATION = Calibration(threshold=THRESHOLD, uncertainty_band=(0.2, 0.3))
+CALIBRATION = Calibration(threshold=0.25, uncertainty_band=(0.2, 0.3))
 LOGITS = {"flagged": -1.0, "fine": -2.0}  # the one violates, the other does not
 STAFF = {"rule": "flagged", "unless": {"metadata": {"audience": "staff"}}}
 RULE_SETS = {
@@ -32,15 +30,6 @@ RULE_SETS = {
 
 
 SCRATCH = tempfile.TemporaryDirectory(prefix="toy-rules-")
-
-
-def _trained(name: str) -> Path:
-    folder = Path(SCRATCH.name) / name
-    if not folder.exists():
-        folder.mkdir()
-        (folder / PEFT_WEIGHTS).touch()
-        save_card(folder, name)
-    return folder
 
 
 class ToyEngine:
@@ -54,7 +43,7 @@ class ToyEngine:
     def __init__(self, logits: Mapping[str, float] | None = None) -> None:
         card = SimpleNamespace(
             rule_text="Be nice.",
-            threshold=THRESHOLD,
+            threshold=CALIBRATION.threshold,
             version="0123456789abcdef",
             model="tiny",
             method="alora",
@@ -105,7 +94,9 @@ class ToyEngine:
 
     def folder(self, name: str) -> Path:
         if name not in self.folders:
-            self.folders[name] = _trained(name)
+            folder = self.folders[name] = Path(SCRATCH.name) / name / "alora"
+            if not folder.exists():
+                save_trained(folder)
         return self.folders[name]
 
     def step(self) -> None:

@@ -18,8 +18,6 @@ from ..compiler import compiled
 
 SOURCE = Path(__file__).with_name("products.cpp")
 FUNCTIONS = {torch.float32: "add_float32", torch.bfloat16: "add_bfloat16"}
-# The tokens of one adapter that a thread takes at once.
-PIECE_TOKENS = 64
 
 _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
 _ARGUMENTS = (
@@ -53,13 +51,11 @@ class Pieces(NamedTuple):
 
 
 def pieces_of(tokens_of_slot: dict[int, list[int]]) -> Pieces:
-    """Every slot's tokens, cut so that threads can share them out."""
+    """Every slot's tokens, which a thread takes at once."""
     table: list[tuple[int, int, int]] = []
     tokens: list[int] = []
     for slot, slot_tokens in tokens_of_slot.items():
-        for start in range(0, len(slot_tokens), PIECE_TOKENS):
-            count = min(PIECE_TOKENS, len(slot_tokens) - start)
-            table.append((slot, len(tokens) + start, count))
+        table.append((slot, len(tokens), len(slot_tokens)))
         tokens += slot_tokens
     return Pieces(np.array(table, np.int32), np.array(tokens, np.int32), max(tokens))
 

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from guard.machine.device import installed_device
+from guard.recipe import load_recipe
 
+NEW_TOKENS = 34  # of a rule on a new conversation, its title included
 HERE = Path(__file__).parent
 INTERPRETED = ["-p", "tests.serve.gpu_path.interpreted"] if installed_device() == "cpu" else []
 
@@ -31,4 +33,11 @@ def test_vllms_kernels_give_what_a_loop_gives() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:]
-    assert "12 passed" in done.stdout
+    assert "6 passed" in done.stdout
+
+
+def test_a_step_of_the_gpu_s_recipe_has_room_for_5000_tokens_and_100_rules() -> None:
+    """vLLM's own sizes would cut it, and start no graph that is large enough for fifty rules."""
+    of_4b = load_recipe("qwen3-4b").engine
+    assert of_4b["max_num_batched_tokens"] >= 5000 + 100 * NEW_TOKENS
+    assert of_4b["max_num_seqs"] >= 100

@@ -67,14 +67,6 @@ class CheckedEngine:
         """Ask one after the other."""
         return [self.ask([prompt], [kind])[0] for prompt, kind in zip(prompts, kinds, strict=True)]
 
-    def queue(self, request_id: str, prompt: list[int], kind: str) -> None:
-        """Add a request that the steps to come answer."""
-        from vllm import SamplingParams
-
-        params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
-        lora, inputs = self.served.request(self.folder(kind)), {"prompt_token_ids": prompt}
-        self.served.llm.llm_engine.add_request(request_id, inputs, params, lora_request=lora)
-
 
 def steps_of(served: Served, monkeypatch: MonkeyPatch) -> list[Copies]:
     """The copies of every step that computes anything from now on."""

@@ -1,10 +1,12 @@
-"""What is wrong with an adapter is said before an engine sees it, with a remedy."""
+"""What is wrong with an adapter is said before an engine sees it, with a remedy. Its configuration
+is served as PEFT reads it, or refused by the name of a field.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +17,17 @@ import pytest
 import torch
 import vllm_alora
 from peft import LoraConfig, get_peft_model
+from peft.tuners.tuners_utils import check_target_module_exists
 from pytest import MonkeyPatch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel
+from vllm.lora.peft_helper import PEFTHelper
 from vllm_alora import adapter
 from vllm_alora.adapter import AdapterError, check_adapter, read_adapter
+from vllm_alora.peft_config import HONOURED, ONLY_WITH, WITHOUT_EFFECT, is_adapted, unserved
 
 from tests.serve.adapters import BASE
+from train.adapter.settings import SERVED, SERVED_INITS
 
 pytestmark = pytest.mark.slow
 
@@ -56,11 +62,8 @@ def check(
     hf_config: Any = HF_CONFIG,
 ) -> None:
     lora_config = SimpleNamespace(max_lora_rank=max_lora_rank, lora_dtype=lora_dtype)
-    check_adapter(
-        read_adapter(str(folder)),
-        lora_config,
-        SimpleNamespace(hf_config=hf_config, dtype=torch.bfloat16),
-    )
+    model_config = SimpleNamespace(hf_config=hf_config, dtype=torch.bfloat16)
+    check_adapter(read_adapter(str(folder)), lora_config, model_config)
 
 
 def refusal(folder: Path, **limits: Any) -> str:
@@ -70,20 +73,30 @@ def refusal(folder: Path, **limits: Any) -> str:
     return str(caught.value)
 
 
-def test_good_adapters_pass(adapters: dict[str, str], prompts: Any) -> None:
+def test_good_adapters_pass_and_the_base_s_layers_are_listed_once(
+    adapters: dict[str, str], prompts: Any, monkeypatch: MonkeyPatch
+) -> None:
     for path in adapters.values():
         check(Path(path))
+        monkeypatch.setattr(adapter, "_build_layers", lambda _: pytest.fail("built again"))
     assert read_adapter(adapters["first"]).invocation == prompts.invocation("a rule")
     assert read_adapter(adapters["lora"]).invocation == ()
 
 
-@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
-def test_a_file_that_is_missing_or_cannot_be_read_is_named(folder: Path, name: str) -> None:
-    (folder / name).unlink()
-    assert f"the adapter has no {name}" in refusal(folder)
-    # As a file that goes away between the look at it and the reading: the look succeeds.
-    (folder / name).mkdir()
-    assert "cannot be read" in refusal(folder)
+def test_a_file_that_is_missing_or_cannot_be_read_is_named(folder: Path) -> None:
+    weights, config = folder / "adapter_model.safetensors", folder / "adapter_config.json"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-100])
+    assert "not a safetensors file" in refusal(folder)
+    weights.write_bytes(content)
+    config.write_text("{")
+    assert "not a LoRA configuration" in refusal(folder)
+    for file in (weights, config):
+        file.unlink()
+        assert f"the adapter has no {file.name}" in refusal(folder)
+        # As a file that goes away between the look at it and the reading: the look succeeds.
+        file.mkdir()
+        assert "cannot be read" in refusal(folder)
 
 
 def test_a_hub_id_that_is_found_is_looked_up_once(folder: Path, monkeypatch: MonkeyPatch) -> None:
@@ -104,34 +117,12 @@ def test_a_hub_id_that_is_found_is_looked_up_once(folder: Path, monkeypatch: Mon
     assert asked == ["somebody/adapter"] * 3
 
 
-NO_IDS = "must be a non-empty list of token ids"
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("peft_type", "IA3", "not a LoRA adapter (got IA3)"),
-        *(("alora_invocation_tokens", ids, NO_IDS) for ids in ([], "user", [1.5], [True])),
-        ("r", 8, "needs A [8, in] and B [out, 8] (got A [16,"),
-        ("use_dora", True, "PEFT acts on the adapter's use_dora, and the engine does not"),
-    ],
-)
-def test_an_unserved_setting_is_refused(folder: Path, field: str, value: Any, message: str) -> None:
-    change_config(folder, **{field: value})
-    assert message in refusal(folder)
-
-
-def test_files_of_another_format_are_refused(folder: Path) -> None:
-    weights = folder / "adapter_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    assert "not a safetensors file" in refusal(folder)
-    (folder / "adapter_config.json").write_text("{")
-    assert "not a LoRA configuration" in refusal(folder)
-
-
-def add_layer(tensors: Tensors, name: str) -> None:
-    tensors[f"base_model.model.{name}.lora_A.weight"] = torch.zeros(16, 384)
-    tensors[f"base_model.model.{name}.lora_B.weight"] = torch.zeros(16384, 16)
+def add_layer(folder: Path, name: str) -> None:
+    layer = f"base_model.model.{name}"
+    added = {f"{layer}.lora_A.weight": torch.zeros(16, 384)}
+    added |= {f"{layer}.lora_B.weight": torch.zeros(16384, 16)}
+    change_tensors(folder, lambda tensors: tensors.update(added))
+    change_config(folder, target_modules=r".*\.(\w+_proj|embed_tokens)|lm_head")
 
 
 def move_last_layer(tensors: Tensors) -> None:
@@ -139,26 +130,45 @@ def move_last_layer(tensors: Tensors) -> None:
         tensors[name.replace(".layers.5.", ".layers.6.")] = tensors.pop(name)
 
 
-CHANGES: dict[str, Callable[[Tensors], object]] = {
-    "the adapter has no tensors": dict.clear,
-    f"a tensor that is no LoRA weight (got {Q}.lora_magnitude_vector)": lambda tensors: (
-        tensors.update({f"{Q}.lora_magnitude_vector": torch.ones(3)})
+NO_IDS = "must be a non-empty list of token ids"
+LEFT_OUT = "PEFT leaves out a layer"
+MAGNITUDE = {f"{Q}.lora_magnitude_vector": torch.ones(3)}
+# Changed fields of the configuration, or a change of the tensors -> what is refused.
+REFUSED: list[tuple[dict[str, Any] | Callable[[Tensors], object], str]] = [
+    ({"peft_type": "IA3"}, "not a LoRA adapter (got IA3)"),
+    ({"alora_invocation_tokens": []}, NO_IDS),
+    ({"alora_invocation_tokens": "user"}, NO_IDS),
+    ({"alora_invocation_tokens": [1.5]}, NO_IDS),
+    ({"alora_invocation_tokens": [True]}, NO_IDS),
+    ({"r": 8}, "needs A [8, in] and B [out, 8] (got A [16,"),
+    ({"use_dora": True}, "PEFT acts on the adapter's use_dora, and the engine does not"),
+    ({"target_modules": ["k_proj", "v_proj"]}, LEFT_OUT),
+    ({"exclude_modules": ["q_proj"]}, LEFT_OUT),
+    ({"layers_to_transform": [0]}, LEFT_OUT),
+    ({"target_modules": r".*\.layers\.0\..*"}, LEFT_OUT),
+    ({"target_modules": "("}, "its layers cannot be told"),
+    (dict.clear, "the adapter has no tensors"),
+    (lambda tensors: tensors.update(MAGNITUDE), "that is no LoRA weight (got "),
+    (lambda tensors: tensors[A][0, 0].fill_(torch.nan), f"integer values (got {A})"),
+    (lambda tensors: tensors[A][0, 0].fill_(torch.inf), f"integer values (got {A})"),
+    (
+        lambda tensors: tensors.pop(f"{Q}.lora_B.weight"),
+        "q_proj needs A [16, in] and B [out, 16] (got A [16, 384], B [])",
     ),
-    f"NaN, infinite or integer values (got {A})": lambda tensors: tensors[A][0, 0].fill_(torch.nan),
-    f"infinite or integer values (got {A})": lambda tensors: tensors[A][0, 0].fill_(torch.inf),
-    "q_proj needs A [16, in] and B [out, 16] (got A [16, 384], B [])": lambda tensors: tensors.pop(
-        f"{Q}.lora_B.weight"
+    (move_last_layer, "does not fit the base model (got no such layer)"),
+    (
+        lambda tensors: tensors.update({A: torch.zeros(16, 1024)}),
+        "does not fit the base model (got 1024 -> 384, where the model has 384 -> 384)",
     ),
-    "does not fit the base model (got no such layer)": move_last_layer,
-    "does not fit the base model (got 1024 -> 384, where the model has 384 -> 384)": (
-        lambda tensors: tensors.update({A: torch.zeros(16, 1024)})
-    ),
-}
+]
 
 
-@pytest.mark.parametrize("message", CHANGES)
-def test_tensors_that_are_not_served_are_refused(folder: Path, message: str) -> None:
-    change_tensors(folder, CHANGES[message])
+@pytest.mark.parametrize(("change", "message"), REFUSED)
+def test_what_is_not_served_is_refused(folder: Path, change: Any, message: str) -> None:
+    if isinstance(change, dict):
+        change_config(folder, **change)
+    else:
+        change_tensors(folder, change)
     assert message in refusal(folder)
 
 
@@ -168,24 +178,9 @@ def test_what_the_engine_s_settings_exclude_is_refused(folder: Path) -> None:
     assert "Leave lora_dtype at auto" in refusal(folder, lora_dtype=torch.float32)  # on a CPU
 
 
-def test_a_layer_that_peft_would_leave_out_is_refused(folder: Path) -> None:
-    for fields in (
-        {"target_modules": ["k_proj", "v_proj"]},
-        {"exclude_modules": ["q_proj"]},
-        {"layers_to_transform": [0]},
-        {"target_modules": r".*\.layers\.0\..*"},
-        {"target_modules": "("},
-    ):
-        kept = (folder / "adapter_config.json").read_text()
-        change_config(folder, **fields)
-        assert re.search("PEFT leaves out a layer|its layers cannot be told", refusal(folder))
-        (folder / "adapter_config.json").write_text(kept)
-
-
 @pytest.mark.parametrize("end", ["model.embed_tokens", "lm_head"])
 def test_an_adapter_of_embedding_or_output_is_refused_on_a_cpu(folder: Path, end: str) -> None:
-    change_tensors(folder, lambda tensors: add_layer(tensors, end))
-    change_config(folder, target_modules=r".*\.(\w+_proj|embed_tokens)|lm_head")
+    add_layer(folder, end)
     assert f"the embedding or the output layer is not served (got {end})" in refusal(folder)
 
 
@@ -197,27 +192,104 @@ def test_an_embedding_is_known_by_its_class_and_not_by_its_name(tmp_path: Path) 
     assert "is not served (got transformer.wte)" in refusal(tmp_path, hf_config=config)
 
 
-def test_layers_are_listed_once(
-    folder: Path, adapters: dict[str, str], monkeypatch: MonkeyPatch
+def test_content_names_weights_and_configuration_and_is_read_once(
+    folder: Path, adapters: dict[str, str]
 ) -> None:
-    check(folder)
-    monkeypatch.setattr(
-        adapter, "_build_layers", lambda hf_config: pytest.fail("the model was built again")
-    )
-    check(Path(adapters["second"]))
-
-
-def test_content_names_weights_and_configuration(folder: Path, adapters: dict[str, str]) -> None:
-    before = read_adapter(str(folder)).content
-    assert before == read_adapter(adapters["first"]).content
+    before = read_adapter(str(folder))
+    assert before is read_adapter(str(folder))
+    assert before.content == read_adapter(adapters["first"]).content
     change_tensors(folder, lambda tensors: tensors[A].add_(1))
-    weights = read_adapter(str(folder)).content
+    weights = read_adapter(str(folder))
     change_config(folder, lora_alpha=1)
-    assert len({before, weights, read_adapter(str(folder)).content}) == 3
-
-
-def test_a_file_that_did_not_change_is_not_read_again(folder: Path) -> None:
-    assert read_adapter(str(folder)) is read_adapter(str(folder))
+    assert len({before.content, weights.content, read_adapter(str(folder)).content}) == 3
     os.utime(folder / "adapter_model.safetensors", ns=(1, 1))
     again = read_adapter(str(folder))
     assert again is read_adapter(str(folder))
+
+
+def helper(**fields: Any) -> PEFTHelper:
+    alora = {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj"]}
+    return PEFTHelper.from_dict({**alora, "alora_invocation_tokens": [1, 2], **fields})
+
+
+def test_exactly_one_of_vllm_s_refusals_is_lifted() -> None:
+    limits = SimpleNamespace(max_lora_rank=16)
+    alora = helper()
+    alora.validate_legal(limits)
+    assert alora.alora_invocation_tokens == [1, 2] and alora.vllm_lora_scaling_factor == 2.0
+    for fields, message in (
+        ({"use_dora": True}, "DoRA"),
+        ({"bias": "all"}, "Adapter bias"),
+        ({"r": 17}, "rank 17 is greater than max_lora_rank 16"),
+        ({"modules_to_save": ["embed_tokens"]}, "modules_to_save"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights"),
+    ):
+        with pytest.raises(ValueError, match=message) as caught:
+            helper(**fields).validate_legal(limits)
+        assert "aLoRA" not in str(caught.value)
+
+
+LAYERS = [
+    "model.layers.0.self_attn.q_proj",
+    "model.layers.1.self_attn.q_proj",
+    "model.layers.11.mlp.down_proj",
+    "model.layers.1.experts.0.down_proj",
+    "layers.1.q_proj",
+    "q_proj",
+    "model.seq_proj",
+]
+
+
+@pytest.mark.parametrize(
+    "name", [field.name for field in dataclasses.fields(LoraConfig) if field.init]
+)
+def test_every_field_of_peft_s_is_honoured_without_effect_or_refused(name: str) -> None:
+    saved = LoraConfig(target_modules=["q_proj"]).to_dict()
+    saved |= {"peft_type": "LORA", "task_type": "CAUSAL_LM"}
+    assert unserved(saved) is None
+    is_served = name in HONOURED or name in WITHOUT_EFFECT
+    assert unserved(saved | {name: {"on": 1}}) == (None if is_served else name)
+
+
+def test_a_field_that_is_not_known_is_refused_unless_it_is_off() -> None:
+    assert unserved({"peft_type": "LORA", "of_next_year": "magnitude"}) == "of_next_year"
+    for off in (None, False, [], {}):
+        assert unserved({"peft_type": "LORA", "of_next_year": off}) is None
+
+
+def test_what_training_takes_is_served() -> None:
+    assert {*HONOURED, *WITHOUT_EFFECT, *ONLY_WITH} >= SERVED
+    assert set(ONLY_WITH["init_lora_weights"]) == set(SERVED_INITS)
+
+
+TARGETS: list[Any] = [
+    ["q_proj"],
+    ["q_proj", "down_proj"],
+    ["layers.1.self_attn.q_proj"],
+    r".*\.q_proj",
+    "q_proj",
+    ["model.layers.0.self_attn.q_proj"],
+]
+OTHERS: list[dict[str, Any]] = [
+    {},
+    {"exclude_modules": ["q_proj"]},
+    {"exclude_modules": r".*layers\.1\..*"},
+    {"layers_to_transform": 1},
+    {"layers_to_transform": [1, 11]},
+    {"layers_to_transform": []},
+    {"layers_to_transform": [1], "layers_pattern": "layers"},
+    {"layers_to_transform": [0], "layers_pattern": ["blocks", "experts"]},
+]
+
+
+@pytest.mark.parametrize("others", OTHERS, ids=str)
+@pytest.mark.parametrize("targets", TARGETS, ids=str)
+def test_the_layers_are_those_that_peft_adapts(targets: Any, others: dict[str, Any]) -> None:
+    if isinstance(targets, str) and "layers_to_transform" in others:
+        pytest.skip("PEFT takes no numbers beside a pattern")
+    config = LoraConfig(target_modules=targets, **others)
+    fields = config.to_dict() | {"target_modules": targets}
+    for layer in LAYERS:
+        by_peft = check_target_module_exists(config, layer)
+        is_excluded = type(by_peft).__name__ == "_ExcludedModule"
+        assert is_adapted(fields, layer) == (bool(by_peft) and not is_excluded), layer

@@ -1,17 +1,23 @@
-"""Two columns of the output layer, and the same difference."""
+"""What comes out of the engine: two columns of the output layer, with the same difference, and rows
+of the step's hidden states, kept for those who ask.
+"""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pytest import MonkeyPatch
+from vllm import SamplingParams
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.platforms import current_platform
-from vllm_alora import answers
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner as RunnerV2
+from vllm_alora import answers, states
 from vllm_alora.answers import ANSWERS
+from vllm_alora.states import STATE, gives_states, take_states
 
 from tests.serve.cards import prompts
 from tests.serve.engine.shared import runner as runner_of
@@ -48,43 +54,30 @@ def test_a_bfloat16_base_s_answers_are_computed_in_the_output_layer_s_dtype() ->
         assert is_exact == (dtype == torch.float32)
 
 
-def runner(wanted: dict[int, list[int]], ids: list[int]) -> Any:
-    metadata = SimpleNamespace(logprob_token_ids=wanted)
-    config = SimpleNamespace(
+def config_of(ids: list[int]) -> Any:
+    return SimpleNamespace(
         additional_config={ANSWERS: ids},
         parallel_config=SimpleNamespace(world_size=1),
         use_v2_model_runner=False,
     )
-    return SimpleNamespace(
-        vllm_config=config, input_batch=SimpleNamespace(sampling_metadata=metadata)
-    )
 
 
 def sampled(wanted: dict[int, list[int]], logits: torch.Tensor, ids: list[int]) -> Any:
-    return answers.sample.wrapper(lambda *_: "vLLM's", runner(wanted, ids), logits, None)
+    batch = SimpleNamespace(sampling_metadata=SimpleNamespace(logprob_token_ids=wanted))
+    runner = SimpleNamespace(vllm_config=config_of(ids), input_batch=batch)
+    return answers.sample.wrapper(lambda *_: "vLLM's", runner, logits, None)
 
 
-def test_the_larger_answer_is_given_with_the_logits_of_both() -> None:
-    logits = torch.tensor([[1.5, -2.0], [0.0, 3.0]], dtype=torch.bfloat16)
-    output = sampled({0: [7, 9], 1: [7, 9]}, logits, [7, 9])
-    assert output.sampled_token_ids.tolist() == [[7], [9]]
-    assert output.logprobs_tensors.logprob_token_ids.tolist() == [[7, 7, 9], [9, 7, 9]]
-    assert output.logprobs_tensors.logprobs.tolist() == [[1.5, 1.5, -2.0], [3.0, 0.0, 3.0]]
-
-
-def test_logits_of_the_whole_vocabulary_are_sampled_by_vllm() -> None:
-    assert sampled({0: [7, 9]}, torch.zeros(1, 16), [7, 9]) == "vLLM's"
-    assert sampled({0: [7, 9]}, torch.zeros(1, 2), []) == "vLLM's"
-
-
-@pytest.mark.parametrize("wanted", [{0: [7, 9], 1: [7, 8]}, {0: [7, 9]}, {}])
-def test_a_request_that_wants_other_tokens_is_an_error(wanted: dict[int, list[int]]) -> None:
-    with pytest.raises(RuntimeError, match=ANSWERS):
-        sampled(wanted, torch.zeros(2, 2), [7, 9])
+def test_only_two_answers_are_sampled_here_and_who_wants_other_tokens_is_an_error() -> None:
+    for logits, ids in ((torch.zeros(1, 16), [7, 9]), (torch.zeros(1, 2), [])):
+        assert sampled({0: [7, 9]}, logits, ids) == "vLLM's"
+    for wanted in ({0: [7, 9], 1: [7, 8]}, {0: [7, 9]}, {}):
+        with pytest.raises(RuntimeError, match=ANSWERS):
+            sampled(wanted, torch.zeros(2, 2), [7, 9])
 
 
 def test_elsewhere_the_whole_vocabulary_is_computed(monkeypatch: MonkeyPatch) -> None:
-    config = runner({}, [7, 9]).vllm_config
+    config = config_of([7, 9])
     assert answers._answers_of(config) == [7, 9]
     for part, name, value in (
         (config.parallel_config, "world_size", 2),
@@ -95,3 +88,92 @@ def test_elsewhere_the_whole_vocabulary_is_computed(monkeypatch: MonkeyPatch) ->
             assert answers._answers_of(config) == []
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
     assert answers._answers_of(config) == []
+
+
+Row = tuple[object, int, int, int]  # key, computed before, scheduled, prompt
+ROWS: list[Row] = [
+    ("a", 0, 10, 10),
+    (None, 0, 10, 10),
+    ("b", 32, 8, 40),
+    ("part", 0, 8, 40),
+    ("generated", 40, 8, 40),
+    ({"no": "text"}, 0, 4, 4),  # `vllm_xargs` of a request over HTTP may be anything
+]
+
+
+def params_of(key: object) -> SamplingParams:
+    extra_args = None if key is None else {STATE: key}
+    return SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, extra_args=extra_args)
+
+
+class ToyRunnerV2(RunnerV2):
+    """Stands for a runner amid a step, in which the state of a token is its number."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self.speculative_config = None
+        self.sampler = SimpleNamespace()  # type: ignore[assignment]
+        # The places of requests in the runner's tables are in another order than the batch's rows.
+        places = np.arange(len(rows))[::-1]
+        prompts = np.empty(len(rows), np.int32)
+        prompts[places] = [row[3] for row in rows]
+        prompt_len = SimpleNamespace(np=prompts)
+        self.req_states = SimpleNamespace(prompt_len=prompt_len)  # type: ignore[assignment]
+        for place, row in zip(places, rows, strict=True):
+            self.add(int(place), row[0])
+        scheduled = np.array([row[2] for row in rows])
+        self.batch = SimpleNamespace(
+            idx_mapping_np=places,
+            num_computed_tokens_np=np.array([row[1] for row in rows]),
+            num_scheduled_tokens=scheduled,
+            query_start_loc_np=np.concatenate([[0], np.cumsum(scheduled)]),
+        )
+
+    def add(self, place: int, key: object) -> None:
+        """Take in a request."""
+        states.add_request_v2.wrapper(lambda *_: None, self.sampler, place, params_of(key))
+
+    def sample(self) -> None:
+        hidden = torch.arange(int(self.batch.query_start_loc_np[-1]), dtype=torch.bfloat16)
+        args = (hidden.view(-1, 1), self.batch, None)
+        assert states.sample_v2.wrapper(lambda *_: "vLLM's", self, *args) == "vLLM's"
+
+
+def kept(runner: Any) -> dict[str, list[float]]:
+    taken = take_states(runner)
+    assert all(state.dtype == torch.float32 for state in taken.values())
+    return {key: state.tolist() for key, state in taken.items()}
+
+
+def test_runner_v2_keeps_the_last_token_s_row_of_a_prompt_that_ends_in_the_step() -> None:
+    runner: Any = ToyRunnerV2(ROWS)
+    assert gives_states(runner)
+    runner.sample()
+    assert kept(runner) == {"a": [9.0], "b": [27.0]} and kept(runner) == {}
+    runner.add(3, None)  # in the place of "b": nobody inherits what the request before him asked
+    runner.sample()
+    assert kept(runner) == {"a": [9.0]}
+    runner.speculative_config = object()
+    runner.sample()
+    assert not gives_states(runner) and kept(runner) == {}
+    assert not gives_states(SimpleNamespace(speculative_config=None))
+
+
+def test_a_real_runner_s_state_gives_the_logits_of_its_output_layer(served: Served) -> None:
+    """Nothing is kept of those beside it that do not ask, nor of a prompt's beginning."""
+    prompt = list(range(100, 170))
+    inputs = [{"prompt_token_ids": prompt}, {"prompt_token_ids": prompt[:50]}]
+    served.limit_step(45)
+
+    def generated(*keys: object) -> int:
+        """The token behind the first prompt, asked with a key for each."""
+        params = [params_of(key) for key in keys]
+        outputs = served.llm.generate(inputs[: len(keys)], params, use_tqdm=False)
+        return int(outputs[0].outputs[0].token_ids[0])
+
+    token = generated("mine", None)
+    (state,) = take_states(served.runner).values()
+    logits = served.runner.model.lm_head.weight @ state
+    assert int(logits.argmax()) == token and take_states(served.runner) == {}
+    generated("mine")
+    generated({"no": "text"})  # the next steps forget what nobody took
+    assert take_states(served.runner) == {}

@@ -38,44 +38,38 @@ def load(source: Path) -> ctypes.CDLL:
     return compiled(source, ("increment",), ARGUMENTS)
 
 
-def test_what_is_compiled_is_kept(source: Path, cache: Path, monkeypatch: MonkeyPatch) -> None:
+def test_what_is_compiled_is_kept_and_another_source_is_compiled_anew(
+    source: Path, cache: Path, monkeypatch: MonkeyPatch
+) -> None:
     number = ctypes.c_int(1)
     load(source).increment(ctypes.addressof(number))
     (library,) = cache.iterdir()
-
-    def compile_again(*_: object) -> None:
-        raise AssertionError("compiled again")
-
-    monkeypatch.setattr(compiler, "_compile", compile_again)
-    load(source).increment(ctypes.addressof(number))
     assert library.suffix == ".so" and library.name.startswith("increment-")
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler, "_compile", lambda *_: pytest.fail("compiled again"))
+        load(source).increment(ctypes.addressof(number))
     assert number.value == 3
-
-
-def test_another_source_is_compiled_anew_by_a_command_that_may_have_arguments(
-    source: Path, cache: Path, monkeypatch: MonkeyPatch
-) -> None:
-    load(source)
     source.write_text(source.read_text() + "\n// changed\n")
-    monkeypatch.setenv("CXX", "g++ -pipe")
+    monkeypatch.setenv("CXX", "g++ -pipe")  # a command may have arguments
     load(source)
     assert len(list(cache.iterdir())) == 2
 
 
-def test_a_missing_compiler_says_so(source: Path, cache: Path, monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "none")
-    with pytest.raises(CompileError, match=r"no C\+\+ compiler"):
-        load(source)
-    monkeypatch.setenv("CXX", 'g++ "')
-    with pytest.raises(CompileError, match="not a command"):
-        load(source)
-    monkeypatch.delenv("CXX")
-    text = source.read_text()
-    source.write_text("this is no program\n")
-    with pytest.raises(CompileError, match=r"failed: .*error"):
-        load(source)
+def test_what_cannot_be_compiled_says_so(
+    source: Path, cache: Path, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    broken = tmp_path / "broken.cpp"
+    broken.write_text("this is no program\n")
+    for variable, value, file, problem in (
+        ("CXX", "none", source, r"no C\+\+ compiler"),
+        ("CXX", 'g++ "', source, "not a command"),
+        ("CXX", "g++", broken, r"failed: .*error"),
+        ("XDG_CACHE_HOME", str(source), source, "increment"),  # a home that is a file
+    ):
+        with monkeypatch.context() as patch, pytest.raises(CompileError, match=problem):
+            patch.setenv(variable, value)
+            load(file)
     assert not any(cache.iterdir())
-    source.write_text(text)
     with pytest.raises(CompileError, match="decrement"):
         compiled(source, ("decrement",), ARGUMENTS)
 
@@ -91,10 +85,3 @@ def test_what_is_kept_and_broken_is_compiled_anew(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     load(source)
     assert other.stat().st_size == library.stat().st_size
-
-
-def test_a_home_that_is_a_file(source: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(CompileError, match="file"):
-        load(source)

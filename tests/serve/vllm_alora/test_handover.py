@@ -1,8 +1,11 @@
-"""The activation point crosses to another process, and nothing unchecked gets in."""
+"""A request is checked and learns its activation point before it leaves the input processor. The
+point crosses to another process, and nothing unchecked gets in.
+"""
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,13 +15,19 @@ import vllm_alora
 from hypothesis import given
 from hypothesis import strategies as st
 from peft.tuners.lora.variants import calculate_alora_offsets
+from transformers import AutoConfig
 from vllm import PoolingParams, SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+from vllm_alora.adapter import read_adapter
+from vllm_alora.arrival import InvocationError, active_from, process_inputs
 from vllm_alora.handover import FIRST_DERIVED_ID, KEY, NEAR_END, ActivatedRequest, activation_start
+
+from guard.conversation.example import Message
+from tests.serve.adapters import BASE
 
 pytestmark = pytest.mark.slow
 
@@ -65,50 +74,36 @@ def test_a_request_that_bypassed_the_input_processor_is_refused(core: Any, *, po
         received(core, LoRARequest("rule", 7, "/adapter"), None, pools=pools)
 
 
-def ids_of(core: Any, contents: list[str]) -> list[int]:
-    """The adapter ids of requests with these contents, which all come under one number."""
-    ids = []
-    for content in contents:
-        lora = received(core, LoRARequest("rule", 3, "/adapter"), {KEY: [0, content]})
-        ids.append(lora.lora_int_id)
-    return ids
-
-
 def test_one_id_means_one_content_whichever_front_end_asks(core: Any) -> None:
     """Each front end has its own numbers; what they have in common is the engine core."""
-    ids = ids_of(core, [f"{number:064x}" for number in (1, 2, 1, 3, 2)])
+    contents = [f"{number:064x}" for number in (1, 2, 1, 3, 2)]
+    alike = ["f" * 40 + end for end in "abc"]  # whose beginnings are
+    ids = []
+    for content in [*contents, *alike]:
+        lora = received(core, LoRARequest("rule", 3, "/adapter"), {KEY: [0, content]})
+        ids.append(lora.lora_int_id)
     assert ids[0] == ids[2] == 3 and ids[1] == ids[4]
-    assert len(set(ids)) == 3
-    assert all(FIRST_DERIVED_ID <= derived < 2**31 for derived in (ids[1], ids[3]))
-
-
-def test_contents_whose_beginnings_are_alike_have_ids_of_their_own(core: Any) -> None:
-    assert len(set(ids_of(core, ["f" * 40 + end for end in "abc"]))) == 3
+    assert len(set(ids)) == 6
+    assert all(FIRST_DERIVED_ID <= derived < 2**31 for derived in set(ids) - {3})
 
 
 few_ids = st.integers(0, 2)
 
 
 @given(
-    prompt=st.lists(few_ids, min_size=1, max_size=12),
+    beginning=st.lists(few_ids, min_size=1, max_size=12),
+    behind=st.sampled_from([0, NEAR_END - 2, NEAR_END, 3 * NEAR_END]),
     invocation=st.lists(few_ids, min_size=1, max_size=4),
 )
-def test_the_activation_point_is_peft_s(prompt: list[int], invocation: list[int]) -> None:
+def test_the_activation_point_is_peft_s_however_far_it_is_from_the_end(
+    beginning: list[int], behind: int, invocation: list[int]
+) -> None:
+    prompt = [*beginning, *[5] * behind]
     (offset,) = calculate_alora_offsets(
         {"a": SimpleNamespace(alora_invocation_tokens=invocation)}, "a", torch.tensor([prompt])
     )
-    assert activation_start(prompt, invocation) == (
-        None if offset is None else len(prompt) - offset
-    )
-
-
-def test_the_last_whole_occurrence_counts_from_its_first_token_however_far_it_is() -> None:
-    assert activation_start([1, 2, 9, 1, 2, 9, 9], (1, 2)) == 3
-    assert activation_start([1, 2, 3, 1, 2], (1, 2, 3)) == 0
-    assert activation_start([1, 2], (1, 2, 3)) is None
-    for behind in (NEAR_END - 2, NEAR_END - 1, NEAR_END, 3 * NEAR_END):
-        assert activation_start([9, 1, 2, *[5] * behind], (1, 2)) == 1
-        assert activation_start([1, 2, 1, *[5] * behind], (1, 2)) == 0
+    expected = None if offset is None else len(prompt) - offset
+    assert activation_start(prompt, invocation) == expected
 
 
 def test_an_activated_request_survives_the_way_to_a_worker_process() -> None:
@@ -118,10 +113,78 @@ def test_an_activated_request_survives_the_way_to_a_worker_process() -> None:
     assert (arrived.activation_start, arrived.content) == (93, "abc")
 
 
-def test_in_a_batch_two_versions_of_one_name_are_two_adapters_and_two_prompts_are_one() -> None:
-    old = ActivatedRequest("rule", 7, "/adapter", content="old")
-    new = ActivatedRequest("rule", 8, "/adapter", content="new")
-    assert old != new and len({old, new}) == 2
-    assert len({LoRARequest("rule", 7, "/a"), LoRARequest("rule", 8, "/a")}) == 1
+def test_in_a_batch_adapters_are_told_apart_by_their_ids_and_two_prompts_are_one() -> None:
+    """By vLLM by their names, which two versions of one rule share."""
+    assert len({ActivatedRequest("rule", number, "/adapter") for number in (7, 8)}) == 2
     prompts = [ActivatedRequest("rule", 7, "/a", activation_start=start) for start in (0, 40, 93)]
     assert len(set(prompts)) == 1
+
+
+@pytest.fixture
+def arriving(adapters: dict[str, str]) -> Callable[..., Any]:
+    """What becomes of a prompt's request in the input processor; vLLM's own part gives it back."""
+    processor = SimpleNamespace(
+        model_config=SimpleNamespace(
+            hf_config=AutoConfig.from_pretrained(BASE), dtype=torch.float32
+        ),
+        lora_config=SimpleNamespace(max_lora_rank=16, lora_dtype=torch.float32),
+    )
+
+    def request(prompt: Sequence[int], kind: str | None, **fields: Any) -> Any:
+        plain = {
+            "prompt_token_ids": list(prompt),
+            "lora_request": kind and LoRARequest("rule", 3, adapters[kind]),
+            "sampling_params": SamplingParams(extra_args={"mine": 1}),
+            "prompt_embeds": None,
+            "resumable": False,
+        }
+        request = SimpleNamespace(**(plain | fields))
+        return process_inputs.wrapper(lambda _: request, processor)
+
+    return request
+
+
+def test_an_adapter_is_active_from_the_last_invocation_on(
+    arriving: Any, adapters: dict[str, str], prompts: Any
+) -> None:
+    turn = prompts.invocation("a rule")
+    request = arriving([5, *turn, 6, *turn, 7], "first")
+    content = read_adapter(adapters["first"]).content
+    assert request.sampling_params.extra_args == {"mine": 1, KEY: [2 + len(turn), content]}
+    assert request.lora_request.lora_int_id == 3
+    assert arriving([5, 6], "lora").sampling_params.extra_args[KEY][0] == 0
+    assert arriving([5, 6], None).sampling_params.extra_args == {"mine": 1}
+    mine = LoRARequest("rule", 3, adapters["lora"], load_inplace=True)
+    assert arriving([5], None, lora_request=mine).lora_request.load_inplace is False
+    assert mine.load_inplace is True  # the caller's request is not changed
+
+
+def test_a_prompt_without_its_last_turn_is_refused(adapters: dict[str, str], prompts: Any) -> None:
+    conversation = [Message("user", "May I take two?"), Message("assistant", "I can not say.")]
+    adapter, whole = read_adapter(adapters["first"]), prompts.build(conversation, "a rule")
+    start = whole.invocation_start
+    assert active_from(whole.token_ids, adapter, "rule", start) == start
+    answer = prompts.suffix_ids("")[-len(prompts._answer) :]
+    lost = [*whole.token_ids[:start], *answer]
+    # Nothing tells it apart: an earlier turn has the same header.
+    assert 0 < active_from(lost, adapter, "rule") < start
+    with pytest.raises(InvocationError, match=f"expected was {start}"):
+        active_from(lost, adapter, "rule", start)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        ("lora", {"sampling_params": None}, "not for pooling"),
+        ("first", {"sampling_params": None}, "not for pooling"),
+        ("first", {"resumable": True}, "generates from a complete prompt of token ids"),
+        ("first", {"prompt_embeds": object()}, "generates from a complete prompt of token ids"),
+        ("first", {"prompt_token_ids": [5, 6]}, "'rule': the prompt does not contain the invoc"),
+    ],
+)
+def test_where_an_adapter_would_not_act_the_request_is_refused(
+    arriving: Any, prompts: Any, kind: str, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvocationError, match=message) as caught:
+        arriving(prompts.invocation("a rule"), kind, **fields)
+    assert isinstance(caught.value, ValueError)

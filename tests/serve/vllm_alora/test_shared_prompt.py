@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import vllm_alora
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest import MonkeyPatch
 from vllm import SamplingParams
-from vllm.engine.arg_utils import EngineArgs
-from vllm.utils.hashing import sha256
-from vllm.v1.core import kv_cache_utils
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
-from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.worker.gpu import buffer_utils
 from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 from vllm.v1.worker.gpu.states import RequestState
 from vllm_alora.shared_prompt import Prefix, SharedPrompt, prefix_of
 
-from tests.serve.adapters import BASE
+from tests.serve.served import BLOCK, Served
+from tests.serve.vllm_alora.checked_engine import text_ids
+
+pytestmark = pytest.mark.slow
 
 
 def test_it_is_the_prefix_and_the_suffix_as_an_array_too() -> None:
@@ -69,93 +63,31 @@ def test_a_copy_grows_by_itself_and_shares_the_prefix() -> None:
     assert prefix_of([5, 6, 7]) is None and prefix_of(None) is None
 
 
-pytestmark = pytest.mark.slow
-
-BLOCK = 16
-BLOCKS = 9  # one of them is vLLM's own
-SHARED = [*range(10, 10 + BLOCK + 5)]  # a block and a part
-REQUESTS, OWN_TOKENS, ANSWER_TOKENS = 3, BLOCK, 2 * BLOCK
-MOST_STEPS = 2 * REQUESTS * ANSWER_TOKENS
-
-vllm_alora.register()
-kv_cache_utils.init_none_hash(sha256)
-
-NewPrompt = Callable[[Prefix, list[int]], Sequence[int]]
-
-
-def as_list(prefix: Prefix, suffix: list[int]) -> list[int]:
-    return [*prefix.token_ids, *suffix]
-
-
-def small_scheduler(*, is_runner_v2: bool) -> Scheduler:
-    """vLLM's, with fewer blocks than its requests come to need."""
-    config = EngineArgs(
-        model=BASE,
-        skip_tokenizer_init=True,
-        dtype="float32",
-        block_size=BLOCK,
-        max_model_len=BLOCK * (BLOCKS - 1),
-        max_num_batched_tokens=512,
-        enable_prefix_caching=True,
-        async_scheduling=False,
-    ).create_engine_config()
-    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
-    cache = KVCacheConfig(BLOCKS, [], [KVCacheGroupSpec(["layer"], spec)])
-    config.cache_config.num_gpu_blocks = BLOCKS
-    scheduler = Scheduler(config, cache, StructuredOutputManager(config), BLOCK)
-    scheduler.use_v2_model_runner = is_runner_v2
-    return scheduler
-
-
-def answered(new_prompt: NewPrompt, *, is_runner_v2: bool) -> tuple[list[Any], list[list[int]]]:
-    """What the scheduler plans, step by step, and the tokens of each request in the end."""
-    scheduler = small_scheduler(is_runner_v2=is_runner_v2)
-    params = SamplingParams(max_tokens=ANSWER_TOKENS, ignore_eos=True)
-    hasher, prefix = kv_cache_utils.get_request_block_hasher(BLOCK, sha256), Prefix(SHARED)
-    requests = []
-    for number in range(REQUESTS):
-        prompt: Any = new_prompt(prefix, [100 + number] * OWN_TOKENS)
+def answered(served: Served, *, is_shared: bool) -> list[list[int]]:
+    """The tokens of three prompts that begin alike, and of their answers."""
+    params = SamplingParams(max_tokens=BLOCK, temperature=0.0, ignore_eos=True, detokenize=False)
+    prefix, requests = Prefix(text_ids(BLOCK + 5, seed=1)), []
+    for number in range(3):
+        prompt: Any = SharedPrompt(prefix, text_ids(2 * BLOCK, seed=2 + number))
+        if not is_shared:
+            prompt = [*prompt]
+        hasher = served.core.request_block_hasher
         requests.append(Request(str(number), prompt, params, None, block_hasher=hasher))
-        scheduler.add_request(requests[-1])
-    plans = []
-    while scheduler.has_unfinished_requests():
-        planned = scheduler.schedule()
-        plans.append(plan_of(planned))
-        assert len(plans) < MOST_STEPS
-        sampled = []
-        for request_id in planned.num_scheduled_tokens:
-            request = scheduler.requests[request_id]
-            is_complete = request.num_computed_tokens == request.num_tokens
-            sampled.append([request.num_tokens] * is_complete)
-        rows = {request_id: row for row, request_id in enumerate(planned.num_scheduled_tokens)}
-        scheduler.update_from_output(planned, ModelRunnerOutput([*rows], rows, sampled))
-    return plans, [[*request.all_token_ids] for request in requests]
+        served.core.add_request(requests[-1])
+    while served.scheduler.has_unfinished_requests():
+        served.core.step_fn()
+    assert any(request.num_preemptions for request in requests)
+    return [[*request.all_token_ids] for request in requests]
 
 
-def plan_of(planned: Any) -> dict[str, Any]:
-    """Everything that a runner reads of a step, with lists for prompts."""
-    new = []
-    for request in planned.scheduled_new_reqs:
-        prompts = [request.prompt_token_ids, request.prefill_token_ids]
-        tokens = [prompt and [*prompt] for prompt in prompts]
-        new.append((request.req_id, tokens, request.block_ids, request.num_computed_tokens))
-    return {
-        "scheduled": planned.num_scheduled_tokens,
-        "preempted": planned.preempted_req_ids or set(),
-        "new": new,
-        "known": vars(planned.scheduled_cached_reqs),
-    }
-
-
-@pytest.mark.parametrize("is_runner_v2", [False, True])
-def test_one_that_is_preempted_and_resumed_goes_on_as_a_list_does(*, is_runner_v2: bool) -> None:
-    plans, token_ids = answered(SharedPrompt, is_runner_v2=is_runner_v2)
-    assert any(plan["preempted"] for plan in plans)
-    assert (plans, token_ids) == answered(as_list, is_runner_v2=is_runner_v2)
-    for number, of_request in enumerate(token_ids):
-        prompt = as_list(Prefix(SHARED), [100 + number] * OWN_TOKENS)
-        answer = range(len(prompt), len(prompt) + ANSWER_TOKENS)
-        assert of_request == [*prompt, *answer]
+def test_one_that_is_preempted_and_resumed_goes_on_as_a_list_does(served: Served) -> None:
+    """With fewer blocks than the requests come to need: one more each for their answers."""
+    pool = served.scheduler.kv_cache_manager.block_pool
+    taken = pool.get_new_blocks(pool.get_num_free_blocks() - (1 + 3 * 3 + 1))
+    try:
+        assert answered(served, is_shared=True) == answered(served, is_shared=False)
+    finally:
+        pool.free_blocks(taken)
 
 
 def staged(tokens: Any) -> tuple[list[int], list[int]]:
@@ -173,7 +105,7 @@ def staged(tokens: Any) -> tuple[list[int], list[int]]:
 def test_runner_v2_writes_it_like_a_list(suffix: list[int], monkeypatch: MonkeyPatch) -> None:
     # Its buffers are views of pinned memory otherwise, which needs a GPU.
     monkeypatch.setattr(buffer_utils, "is_uva_available", lambda: False)
-    grown = SharedPrompt(Prefix(SHARED), suffix).copy()
+    grown = SharedPrompt(Prefix([5, 6]), suffix).copy()
     grown.append(5)
-    tokens = [*SHARED, *suffix, 5]
+    tokens = [5, 6, *suffix, 5]
     assert staged(grown) == staged(tokens) == (tokens, tokens)

@@ -11,21 +11,16 @@ import torch
 import vllm_alora
 from hypothesis import given
 from hypothesis import strategies as st
-from vllm import SamplingParams
 from vllm.lora.layers.utils import LoRAMapping
 from vllm.lora.punica_wrapper import utils
-from vllm.lora.request import LoRARequest
 from vllm.v1.worker.gpu.lora_utils import LoraState
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
-from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 from vllm_alora.handover import ActivatedRequest
-from vllm_alora.token_map import base_token_mask, slots_of, slots_of_step
+from vllm_alora.token_map import slots_of_step
+
+from tests.serve.served import Served
 
 pytestmark = pytest.mark.slow
-
-rows = st.lists(
-    st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(0, 6)), min_size=1, max_size=6
-)
 
 vllm_alora.register()
 
@@ -34,59 +29,14 @@ def alora(adapter_id: int, start: int) -> ActivatedRequest:
     return ActivatedRequest(f"rule {adapter_id}", adapter_id, "/adapter", activation_start=start)
 
 
-@given(rows=rows)
-def test_a_token_is_the_bases_before_the_activation_point(rows: list[tuple[int, int, int]]) -> None:
-    starts, computed, scheduled = (np.array(column) for column in zip(*rows, strict=True))
-    wanted = [done + offset < start for start, done, now in rows for offset in range(now)]
-    assert base_token_mask(starts, computed, scheduled).tolist() == wanted
-
-
-def v1_batch() -> InputBatch:
-    return InputBatch(
-        max_num_reqs=4,
-        max_model_len=64,
-        max_num_batched_tokens=64,
-        device=torch.device("cpu"),
-        vocab_size=100,
-        block_sizes=[16],
-        max_num_blocks_per_req=[4],
-    )
-
-
-def add(batch: InputBatch, req_id: str, lora: LoRARequest | None, computed: int = 0) -> None:
-    params = SamplingParams(max_tokens=1)
-    state = CachedRequestState(
-        req_id, list(range(20)), [], params, None, ([0],), computed, [], lora_request=lora
-    )
-    batch.add_request(state)
-
-
-def v1_map(batch: InputBatch, scheduled: list[int]) -> list[int]:
-    counts = np.array(scheduled, dtype=np.int32)
-    return list(batch.make_lora_inputs(counts, np.ones_like(counts))[1])
-
-
-def test_v1_keeps_the_activation_point_of_a_row_that_moves_and_of_no_request_that_left() -> None:
-    batch = v1_batch()
-    for req_id, start in (("a", 1), ("b", 3), ("c", 2)):
-        add(batch, req_id, alora(ord(req_id), start))
-    batch.swap_states(0, 2)
-    assert v1_map(batch, [3, 4, 2]) == [0, 0, ord("c"), 0, 0, 0, ord("b"), 0, ord("a")]
-    batch.remove_request("b")
-    batch.condense()
-    assert v1_map(batch, [3, 3]) == [0, 0, ord("c"), 0, ord("a"), ord("a")]
-    assert set(batch.activation_starts) == {"a", "c"}
-
-
-def test_v1_remembers_nothing_of_requests_without_an_activation_point() -> None:
-    batch = v1_batch()
-    add(batch, "base", None)
-    add(batch, "lora", alora(1, start=0))
-    add(batch, "again", alora(2, start=3))
-    batch.remove_request("again")
-    batch.condense()
-    add(batch, "again", None)
-    assert not batch.activation_starts
+def test_v1_forgets_the_activation_points_of_requests_that_left(
+    served: Served, adapters: dict[str, str], prompts: Any
+) -> None:
+    """And notes none of the base and of LoRAs, while which alone are asked nothing is forgotten."""
+    prompt = [*range(100, 140), *prompts.invocation("a rule")]
+    for asked, most in ((["first"] * 4, 4), (["first"], 1), (["lora"] * 4, 1)):
+        served.ask([prompt] * len(asked), [adapters[kind] for kind in asked])
+        assert len(served.runner.input_batch.activation_starts) <= most
 
 
 def v2_state(computed: list[int]) -> LoraState:
@@ -115,13 +65,9 @@ def test_v2_maps_base_lora_and_alora_of_one_batch() -> None:
     assert tuple(prompt_map) == (3, 0, 2, 1)
     assert {request.lora_int_id for request in requests} == {1, 2, 3}
 
-
-def test_v2_a_reused_slot_does_not_keep_the_last_requests_activation_point() -> None:
-    state = v2_state(computed=[0] * 8)
-    state.add_request("alora", 0, alora(1, start=5))
-    state.remove_request("alora")
-    state.add_request("lora", 0, alora(2, start=0))
-    assert state.make_lora_inputs(["lora"], np.array([0]), np.array([3]))[1] == (2, 2, 2)
+    state.remove_request("cut")
+    state.add_request("in its row", 3, alora(4, start=0))  # without its activation point
+    assert state.make_lora_inputs(["in its row"], np.array([3]), np.array([3]))[1] == (4, 4, 4)
 
 
 @given(
@@ -146,10 +92,5 @@ def test_slots_that_lie_on_the_mapping_are_taken_once() -> None:
     mapping.step_slots = slots_of_step(mapping, adapter_in_slot)
     tokens, *_ = utils.convert_mapping(mapping, [], 4, 100, "cpu")  # nothing is looked up
     assert torch.equal(tokens, expected)
-    with pytest.raises(KeyError):  # in another step
+    with pytest.raises(KeyError):  # in another step: the adapters are in no slot
         utils.convert_mapping(mapping, [], 4, 100, "cpu")
-
-
-def test_an_adapter_that_is_in_no_slot_is_an_error() -> None:
-    with pytest.raises(KeyError):
-        slots_of([0, 8], [5, None])

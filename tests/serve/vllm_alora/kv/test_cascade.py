@@ -1,4 +1,6 @@
-"""One read of a context for all that share it answers as one read each, in PEFT."""
+"""Which requests of a step read the same keys and values; one read for all of them answers as one
+read each, in PEFT.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from vllm_alora.kv.tiled_attention import TiledAttention
 
 from tests.serve.adapters import save_variant
 from tests.serve.served import Served
-from tests.serve.vllm_alora.checked_engine import CheckedEngine, invocation_of, text_ids
+from tests.serve.vllm_alora.checked_engine import CheckedEngine, text_ids
 
 pytestmark = pytest.mark.slow
 
@@ -74,79 +76,40 @@ def attention(request: pytest.FixtureRequest, served: Served, monkeypatch: Monke
         monkeypatch.setattr(builder, "native_attention", request.param)
 
 
-ALORAS = [str(seed) for seed in range(6)]
+ALORAS = [str(seed) for seed in range(4)]
 
 
 @pytest.fixture
-def variants(adapters: dict[str, str], tmp_path: Path) -> dict[str, str]:
-    """The adapters of all tests, and ALORAS."""
-    second = adapters["second"]
-    return adapters | {
-        name: save_variant(tmp_path / name, second, seed=int(name)) for name in ALORAS
-    }
-
-
-@pytest.fixture
-def checked(served: Served, variants: dict[str, str]) -> CheckedEngine:
-    return CheckedEngine(served, variants)
+def checked(served: Served, adapters: dict[str, str], tmp_path: Path) -> CheckedEngine:
+    """The session's engine, with ALORAS beside the adapters of all tests."""
+    variants = {}
+    for name in ALORAS:
+        variants[name] = save_variant(tmp_path / name, adapters["second"], seed=int(name))
+    return CheckedEngine(served, adapters | variants)
 
 
 @pytest.mark.usefixtures("attention")
-def test_rules_on_a_conversation_read_it_once_and_answer_as_in_peft(
+def test_rules_on_conversations_read_each_once_and_answer_as_in_peft(
     checked: CheckedEngine, contexts: list[tuple[int, bool]]
 ) -> None:
-    """New, then from the cache, where other suffixes read it; of several lengths each."""
-    conversation = [*text_ids(75, seed=8), *checked.invocation]
-    checked.ask([conversation] * 6, ALORAS)  # reads the adapters
-    checked.served.reset()
-    for seed, is_new in ((0, True), (100, False)):  # computed by the first of them, then cached
-        prompts = [[*conversation, *text_ids(3 + number % 5, seed + number)] for number in range(6)]
-        contexts.clear()
-        checked.ask(prompts, ALORAS)
-        readers, was_new = contexts[0]
-        assert readers > 1 and was_new == is_new  # how many have their adapter by then may differ
-
-
-@pytest.mark.usefixtures("attention")
-def test_a_step_of_several_conversations_base_requests_and_loras_answers_as_in_peft(
-    checked: CheckedEngine, contexts: list[tuple[int, bool]]
-) -> None:
+    """In one step with base requests and LoRAs, those of a conversation apart from each other, with
+    suffixes of several lengths. New, computed by the first of them, then from the cache.
+    Conversations have whole blocks in common and differ behind them.
+    """
     prompts: list[list[int]] = []
-    kinds: list[str | None] = [None, *ALORAS[:4], "lora", None]
-    for seed in range(3):
-        conversation = [*text_ids(64 + 9 * seed, seed), *checked.invocation]
-        for number in range(len(kinds)):
-            prompts.append([*conversation, *text_ids(4, 10 * seed + number)])
-    checked.ask(prompts, kinds * 3)  # reads the adapters
+    asked: list[str | None] = []
+    for number, kind in enumerate((None, *ALORAS, "lora", None)):
+        for seed in range(3):
+            conversation = [*text_ids(64, 0), *text_ids(9 * seed, seed), *checked.invocation]
+            prompts.append([*conversation, *text_ids(3 + number % 5, 10 * seed + number)])
+            asked.append(kind)
+    checked.ask(prompts, asked)  # reads the adapters
     checked.served.reset()
     contexts.clear()
     for _ in range(2):
-        checked.ask(prompts, kinds * 3)
+        checked.ask(prompts, asked)
     assert len([readers for readers, _ in contexts if readers >= 4]) >= 3
     assert len({is_new for _, is_new in contexts}) == 2
-
-
-def test_in_bfloat16_rules_that_lie_apart_in_a_step_answer_as_without_it(
-    variants: dict[str, str], contexts: list[tuple[int, bool]], monkeypatch: MonkeyPatch
-) -> None:
-    engine = Served.start(dtype="bfloat16", kv_cache_memory_bytes=2**26)
-    try:
-        asked = [variants[name] for name in ALORAS[:4]] * 2
-        prompts = []
-        for number, folder in enumerate(asked):
-            conversation = text_ids(75, seed=number % 2)  # two conversations in turn
-            prompts.append([*conversation, *invocation_of(folder), *text_ids(3, number)])
-        engine.ask(prompts, asked)
-        assert [readers for readers, _ in contexts if readers > 1]
-        contexts.clear()  # the second time all of it is in the cache
-        with_cascade = engine.ask(prompts, asked)
-        assert [readers for readers, _ in contexts if readers > 1]
-        for attention in (NativeAttention, TiledAttention):
-            monkeypatch.setattr(attention, "worth", Worth(0, 10**9))
-        for answer, alone in zip(with_cascade, engine.ask(prompts, asked), strict=True):
-            torch.testing.assert_close(answer.log_probs, alone.log_probs, atol=0.15, rtol=0.02)
-    finally:
-        engine.close()
 
 
 def test_layers_that_attend_otherwise_are_left_to_vllm(
@@ -155,11 +118,9 @@ def test_layers_that_attend_otherwise_are_left_to_vllm(
     prompts = [[*text_ids(75, 8), *text_ids(4, number)] for number in range(4)]
     checked.ask(prompts, [None] * 4)
     assert contexts  # which the same prompts have in common where layers are plain
-    with monkeypatch.context() as patched:
-        patched.setattr(cascade, "_is_plain", lambda attention: False)
-        others = [cascade._can_cascade(builder) for builder in builders(checked.served)]
-    for builder, can_cascade in zip(builders(checked.served), others, strict=True):
-        monkeypatch.setattr(builder, "can_cascade", can_cascade)
+    monkeypatch.setattr(cascade, "_is_plain", lambda attention: False)
+    for builder in builders(checked.served):
+        monkeypatch.setattr(builder, "can_cascade", cascade._can_cascade(builder))
     checked.served.reset()
     contexts.clear()
     checked.ask(prompts, [None] * 4)
@@ -179,61 +140,55 @@ def test_ids_say_little_of_images(served: Served, monkeypatch: MonkeyPatch, runn
     assert lent == [None]
 
 
-PLAIN = {
-    "attn_type": AttentionType.DECODER,
-    "sliding_window": -1,
-    "logits_soft_cap": 0,
-    "alibi_slopes": None,
-    "sinks": None,
-    "is_fp8_kv_cache": False,
-    "kv_sharing_target_layer_name": None,
-}
-OTHERS = {
-    "attn_type": AttentionType.ENCODER_ONLY,
-    "sliding_window": 128,
-    "logits_soft_cap": 30.0,
-    "alibi_slopes": torch.ones(6),
-    "sinks": torch.ones(6),
-    "is_fp8_kv_cache": True,
-    "kv_sharing_target_layer_name": "model.layers.3.self_attn.attn",
+# Of a layer's attributes: what a plain one has, and what another may have.
+ATTENDS: dict[str, tuple[Any, Any]] = {
+    "attn_type": (AttentionType.DECODER, AttentionType.ENCODER_ONLY),
+    "sliding_window": (-1, 128),
+    "logits_soft_cap": (0, 30.0),
+    "alibi_slopes": (None, torch.ones(6)),
+    "sinks": (None, torch.ones(6)),
+    "is_fp8_kv_cache": (False, True),
+    "kv_sharing_target_layer_name": (None, "model.layers.3.self_attn.attn"),
 }
 
 
-def test_a_plain_layer_attends_to_everything_before_a_token() -> None:
-    assert cascade._is_plain(SimpleNamespace(**PLAIN))
-    for name, other in OTHERS.items():
-        assert not cascade._is_plain(SimpleNamespace(**(PLAIN | {name: other}))), name
+def test_only_layers_and_builders_are_taken_that_attend_plainly(served: Served) -> None:
+    """To everything before a token, and of a builder that makes no requests of its own."""
+    plain = {name: value for name, (value, _) in ATTENDS.items()}
+    assert cascade._is_plain(SimpleNamespace(**plain))
+    for name, (_, other) in ATTENDS.items():
+        assert not cascade._is_plain(SimpleNamespace(**(plain | {name: other}))), name
 
-
-def test_a_builder_that_makes_requests_of_its_own_is_left_to_vllm(served: Served) -> None:
     class ChunkedBuilder(CPUAttentionMetadataBuilder):
         pass
 
     for builder in builders(served):
-        other = ChunkedBuilder.__new__(ChunkedBuilder)
-        vars(other).update(vars(builder))
-        assert cascade._can_cascade(builder) and not cascade._can_cascade(other)
+        chunked = ChunkedBuilder.__new__(ChunkedBuilder)
+        vars(chunked).update(vars(builder))
+        assert cascade._can_cascade(builder) and not cascade._can_cascade(chunked)
 
 
-def test_an_engine_attends_in_c_if_it_is_faster(served: Served, monkeypatch: MonkeyPatch) -> None:
+def test_an_engine_attends_in_cpp_where_it_is_faster_and_compiles(
+    served: Served, monkeypatch: MonkeyPatch
+) -> None:
     has_tiles = torch.cpu._is_amx_tile_supported()
     assert [builder.native_attention for builder in builders(served)] == [not has_tiles]
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    assert is_native({}, torch.bfloat16, 128)
-    assert not is_native({}, torch.float16, 128)
-    assert not is_native({}, torch.float32, 80)
-    assert not is_native({cascade.NATIVE: False}, torch.float32, 64)
+    assert is_native({}, torch.bfloat16, 128) and is_native({}, torch.float32, 256)
+    for settings, dtype, size in (
+        ({}, torch.float16, 128),
+        ({}, torch.float32, 80),
+        ({}, torch.bfloat16, 2048),
+        ({cascade.NATIVE: False}, torch.float32, 64),
+    ):
+        assert not is_native(settings, dtype, size)
+    warnings: list[str] = []
+    monkeypatch.setattr(cascade.logger, "warning_once", lambda *texts: warnings.append(texts[0]))
+    with monkeypatch.context() as patched:
+        patched.setenv("CXX", "none")
+        compiled.cache_clear()
+        assert not is_native({}, torch.float32, 64)
+    assert "slower" in warnings[0]
+    assert is_native({}, torch.float32, 64)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
     assert not is_native({}, torch.bfloat16, 128)
-
-
-def test_without_a_compiler_pytorch_attends_and_the_log_says_so(monkeypatch: MonkeyPatch) -> None:
-    warnings: list[str] = []
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    monkeypatch.setattr(cascade.logger, "warning_once", lambda *texts: warnings.append(texts[0]))
-    monkeypatch.setenv("CXX", "none")
-    compiled.cache_clear()
-    assert not is_native({}, torch.float32, 64)
-    assert "slower" in warnings[0]
-    monkeypatch.delenv("CXX")
-    assert is_native({}, torch.float32, 64)

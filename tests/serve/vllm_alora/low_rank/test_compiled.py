@@ -7,11 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-import vllm_alora
 from pytest import MonkeyPatch
 from vllm.config import CompilationMode
-from vllm.forward_context import override_forward_context
 from vllm_alora.low_rank import compiled as seams
 from vllm_alora.low_rank.compiled import check_and_update_config
 
@@ -47,36 +44,6 @@ def test_every_logit_is_peft_s_in_every_step_of_a_compiled_model(compiled: Guard
         assert_peft(compiled, asked)
     longer = (*CONVERSATION, Message("user", "and what if it hurts again tomorrow?"))
     assert_peft(compiled, messages=longer)
-
-
-def test_the_operator_asks_the_layer_of_its_name_in_the_pass_under_way() -> None:
-    vllm_alora.register()
-
-    class Layer:
-        lora_a_stacked, lora_b_stacked, output_slices = "a", "b", (3,)
-
-        def __init__(self, factor: float) -> None:
-            self.factor = factor
-
-        @property
-        def punica_wrapper(self) -> Layer:
-            return self
-
-        def add_lora_linear(self, y: torch.Tensor, x: torch.Tensor, *weights: Any) -> None:
-            assert weights == ("a", "b", 1.0, (3,))
-            y.add_(self.factor * x.sum())
-
-    x = torch.ones(1, 2, 4)
-    for factors in ({"q": 1.0, "o": 2.0}, {"q": 3.0, "o": 4.0}):  # of two engines
-        layers = {name: Layer(factor) for name, factor in factors.items()}
-        context = SimpleNamespace(no_compile_layers=layers)
-        with override_forward_context(context):  # type: ignore[arg-type]
-            for name, factor in factors.items():
-                output = torch.zeros(1, 2, 3)
-                torch.ops.vllm_alora.add_low_rank(output, x, name)
-                assert output.tolist() == [[[8.0 * factor] * 3] * 2]
-            with pytest.raises(KeyError):
-                torch.ops.vllm_alora.add_low_rank(output, x, "k")
 
 
 def test_two_compiled_engines_each_have_their_own_adapters(compiled: GuardEngine) -> None:

@@ -1,35 +1,38 @@
-"""Runs of tokens, and their products against the plain definition, token by token."""
+"""Runs of tokens, and their products against the plain definition, token by token: in C++ and by
+PyTorch. On a GPU the kernels' metadata from the host; that their launches are bounded, and give the
+same bits: tests/serve/gpu_path/ring_kernels.py.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import vllm_alora
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytest import MonkeyPatch
+from vllm.config import CUDAGraphMode
 from vllm.lora.layers import LoRAMapping
+from vllm.lora.ops.triton_ops.lora_kernel_metadata import LoRAKernelMeta
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm_alora.compiler import compiled
-from vllm_alora.low_rank import sgmv
-from vllm_alora.low_rank.sgmv import (
-    LONG,
-    LayerAdapters,
-    Segment,
-    Segments,
-    know_layer,
-    ranks_of,
-    segments_of,
-)
+from vllm_alora.low_rank import launch_grid, sgmv
+from vllm_alora.low_rank.launch_grid import BoundedKernel, prepare_tensors
+from vllm_alora.low_rank.native import NativeLayer, pieces_of
+from vllm_alora.low_rank.sgmv import LONG, LayerAdapters, know_layer, ranks_of, segments_of
+from vllm_alora.seam import SeamError
 
 pytestmark = pytest.mark.slow
 
 SLOTS, MAX_RANK, INPUTS = 6, 8, 41
 OUTPUTS = (160, 67, 8)  # a packed layer: Q, K, V
-RANKS = [8, 4, 8, 2, 8, 1]
+# Of each slot's adapter in each slice, some without weights.
+RANKS = np.array([[8, 4, 8, 2, 0, 1], [8, 4, 8, 2, 8, 1], [8, 4, 0, 0, 8, 1]], np.int32)
 
 segments = st.lists(
     st.tuples(st.integers(-1, SLOTS - 1), st.integers(1, 5) | st.integers(LONG - 1, LONG + 2)),
@@ -66,49 +69,41 @@ def know(wrapper: PunicaWrapperCPU, a: Any, b: Any) -> LayerAdapters:
 
 
 def add(
-    y: torch.Tensor,
-    x: torch.Tensor,
-    a: Any,
-    b: Any,
-    segments: list[tuple[int, int]],
-    *,
-    native: bool,
-    without_weights: int | None = None,
+    y: torch.Tensor, x: torch.Tensor, a: Any, b: Any, segments: list[tuple[int, int]], native: bool
 ) -> None:
-    """Add the products in place; a slot may have weights in the first slice alone."""
+    """Add the products in place."""
     wrapper = wrapper_for(segments, native)
-    ranks = know(wrapper, a, b).ranks
-    if without_weights is not None:
-        ranks[1:, without_weights] = 0
+    know(wrapper, a, b)
     wrapper.add_lora_linear(y, x, a, b, 1.0, OUTPUTS)
 
 
 def stacked(dtype: torch.dtype) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-    """Random A [slots, 1, rank, in], B [slots, 1, out, rank] a slice, zero above a slot's rank."""
+    """Random A [slots, 1, rank, in], B [slots, 1, out, rank] a slice. What lies above an adapter's
+    rank is never read, or it would spoil the result.
+    """
     torch.manual_seed(0)
-    a = tuple(torch.randn(SLOTS, 1, MAX_RANK, INPUTS) for _ in OUTPUTS)
-    b = tuple(torch.randn(SLOTS, 1, out, MAX_RANK) for out in OUTPUTS)
-    for slot, rank in enumerate(RANKS):
-        for one, other in zip(a, b, strict=True):
-            one[slot, :, rank:] = 0
-            other[slot, :, :, rank:] = 0
-    by_columns = tuple(part.to(dtype).mT.contiguous().mT for part in b)  # as the engine keeps them
-    return tuple(part.to(dtype) for part in a), by_columns
+    a = tuple(torch.randn(SLOTS, 1, MAX_RANK, INPUTS).to(dtype) for _ in OUTPUTS)
+    b = tuple(torch.randn(SLOTS, 1, MAX_RANK, out).to(dtype).mT for out in OUTPUTS)
+    for down, up, ranks in zip(a, b, RANKS, strict=True):
+        for slot, rank in enumerate(ranks):
+            down[slot, :, rank:] = up[slot, :, :, rank:] = torch.nan
+    return a, b
 
 
 def expected(
     y: torch.Tensor, x: torch.Tensor, a: Any, b: Any, segments: list[tuple[int, int]]
 ) -> torch.Tensor:
     """Token by token, slice by slice, in float64."""
+    wanted = y.double()
     slots = [slot for slot, length in segments for _ in range(length)]
-    rows = []
     for token, slot in enumerate(slots):
-        deltas = [
-            other[slot, 0].double() @ (one[slot, 0].double() @ x[token].double())
-            for one, other in zip(a, b, strict=True)
-        ]
-        rows.append(y[token].double() + (torch.cat(deltas) if slot >= 0 else 0))
-    return torch.stack(rows)
+        slices = zip(a, b, RANKS, wanted[token].split(OUTPUTS), strict=True)
+        for down, up, ranks, part in slices:
+            rank = ranks[slot]
+            if slot >= 0:
+                low = down[slot, 0, :rank].double() @ x[token].double()
+                part += up[slot, 0, :, :rank].double() @ low
+    return wanted
 
 
 def test_sharded_adapters_are_refused() -> None:
@@ -122,49 +117,27 @@ def test_sharded_adapters_are_refused() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(segments=segments, native=st.booleans())
-def test_every_token_has_its_own_adapter(segments: list[tuple[int, int]], native: bool) -> None:
-    tokens = sum(length for _, length in segments)
-    a, b = stacked(torch.float32)
-    x, y = torch.randn(tokens, INPUTS), torch.randn(tokens, sum(OUTPUTS))
-    wanted = expected(y, x, a, b, segments)
-    add(y, x, a, b, segments, native=native)
-    torch.testing.assert_close(y.double(), wanted, atol=2e-4, rtol=1e-5)
-
-
-def test_in_bfloat16_the_error_is_that_of_rounding_once(native: bool) -> None:
-    segments = [(2, 30), (-1, 5), (0, 30), (4, 30), (1, 3), (3, 1), (2, LONG + 1)]
-    a, b = stacked(torch.bfloat16)
-    x = torch.randn(100 + LONG, INPUTS).bfloat16()
-    y = torch.randn(100 + LONG, sum(OUTPUTS)).bfloat16()
-    wanted = expected(y, x, a, b, segments)
-    add(y, x, a, b, segments, native=native)
-    # bfloat16 keeps 8 bits.
-    assert (y.double() - wanted).abs().max() < wanted.abs().max() * 2**-7
-
-
-def test_base_tokens_are_not_touched_at_all(native: bool) -> None:
-    a, b = stacked(torch.float32)
-    x, y = torch.full((9, INPUTS), torch.nan), torch.randn(9, sum(OUTPUTS))
-    before = y.clone()
-    x[3:6] = 1.0
-    add(y, x, a, b, [(-1, 3), (1, 3), (-1, 3)], native=native)
-    of_base = [0, 1, 2, 6, 7, 8]
-    assert torch.equal(y[of_base], before[of_base]) and torch.isfinite(y).all()
-
-
-def test_an_adapter_is_computed_at_its_own_rank_and_only_where_it_has_weights(native: bool) -> None:
-    """Neither in a layer nor in a slice that it has not; beside adapters that have them."""
-    a, b = stacked(torch.float32)
-    # What is never read cannot spoil the result.
-    for index, (down, up) in enumerate(zip(a, b, strict=True)):
-        from_rank = 0 if index else RANKS[3]
-        down[3, :, from_rank:] = up[3, :, :, from_rank:] = torch.nan
-    x, y = torch.randn(8, INPUTS), torch.zeros(8, sum(OUTPUTS))
-    add(y, x, a, b, [(3, 4), (0, 4)], native=native, without_weights=3)
-    assert torch.isfinite(y).all()
-    assert y[:4, : OUTPUTS[0]].all() and not y[:4, OUTPUTS[0] :].any()
-    assert y[4:].all()
+@given(
+    segments=segments, native=st.booleans(), dtype=st.sampled_from([torch.float32, torch.bfloat16])
+)
+def test_every_token_has_its_own_adapter(
+    segments: list[tuple[int, int]], native: bool, dtype: torch.dtype
+) -> None:
+    """At its rank, where it has weights; the base's tokens have none and are not touched."""
+    slots = torch.tensor([slot for slot, length in segments for _ in range(length)])
+    a, b = stacked(dtype)
+    x, y = (
+        torch.randn(len(slots), INPUTS).to(dtype),
+        torch.randn(len(slots), sum(OUTPUTS)).to(dtype),
+    )
+    x[slots < 0] = torch.nan
+    before, wanted = y.clone(), expected(y, x, a, b, segments)
+    add(y, x, a, b, segments, native)
+    noise = 2e-4
+    if dtype == torch.bfloat16:  # which keeps 8 bits
+        noise = float(wanted.abs().max()) * 2**-7
+    torch.testing.assert_close(y.double(), wanted, atol=noise, rtol=1e-5)
+    assert torch.equal(y[slots < 0], before[slots < 0])
 
 
 def test_weights_that_vllm_deals_out_to_slices_itself_count_for_all_of_them() -> None:
@@ -178,12 +151,6 @@ def test_weights_that_vllm_deals_out_to_slices_itself_count_for_all_of_them() ->
     assert ranks_of(None, 3) == [0, 0, 0]
 
 
-def test_a_full_batch_of_alora_requests_has_two_segments_each() -> None:
-    segments = [part for request in range(16) for part in ((-1, 2), (request % SLOTS, 3))]
-    found = wrapper_for(segments, max_batches=16).segments
-    assert found.pieces is not None and found.pieces.table[:, 2].sum() == 16 * 3
-
-
 def test_operands_of_unlike_types_are_refused_and_never_go_to_vllms_operator() -> None:
     a, b = stacked(torch.float32)
     x, y = torch.randn(3, INPUTS).bfloat16(), torch.zeros(3, sum(OUTPUTS)).bfloat16()
@@ -193,27 +160,16 @@ def test_operands_of_unlike_types_are_refused_and_never_go_to_vllms_operator() -
     assert not y.any()
 
 
-def plain(found: Segments) -> list[tuple[int, list[int]]]:
-    """Slot and tokens of each segment that PyTorch multiplies."""
-    return [(slot, numbers(tokens)) for slot, tokens in found.by_pytorch]
-
-
-def numbers(places: slice | torch.Tensor) -> list[int]:
-    if isinstance(places, slice):
-        return list(range(places.start, places.stop))
-    return places.tolist()
-
-
 def test_not_a_number_stays_one_and_large_numbers_stay_large(native: bool) -> None:
     """In bfloat16, which is made of a float32's bits."""
     a, b = stacked(torch.bfloat16)
     x, y = torch.zeros(3, INPUTS).bfloat16(), torch.zeros(3, sum(OUTPUTS)).bfloat16()
     y[:, 0], y[:, 1], y[:, 2], y[:, 3] = torch.nan, torch.inf, 3.3895e38, torch.nan
     before = y.clone()
-    add(y, x, a, b, [(0, 3)], native=native)
+    add(y, x, a, b, [(0, 3)], native)
     torch.testing.assert_close(y, before, rtol=0, atol=0, equal_nan=True)
     x[0], x[1] = torch.nan, torch.inf
-    add(y, x, a, b, [(0, 3)], native=native)
+    add(y, x, a, b, [(0, 3)], native)
     torch.testing.assert_close(y[2], before[2], rtol=0, atol=0, equal_nan=True)
     has_weights = (b[0][0, 0] != 0).any(dim=1)
     assert y[0, : OUTPUTS[0]][has_weights].isnan().all()
@@ -232,33 +188,18 @@ def test_in_bfloat16_numbers_are_rounded_to_the_nearest_and_ties_to_even(native:
     x[:, 0] = torch.tensor([half, half, 1.5 * half, 1.5 * half])
     y[1] = 1 + 2 * half
     x[3, 1], y[3] = 1, -1
-    add(y, x, a, b, [(0, 4)], native=native)
+    add(y, x, a, b, [(0, 4)], native)
     rows = [row.unique().tolist() for row in y]
     assert rows == [[1.0], [1 + 4 * half], [1 + 2 * half], [2 * half]]
 
 
-def test_base_segments_are_nowhere_and_neighbours_are_used_where_they_lie() -> None:
-    assert plain(segments_of([-1, 2, -1], [5, 3, 1], native=False)) == [(2, [5, 6, 7])]
-    (row,) = segments_of([-1, 2, -1], [5, 3, 1], native=True).pieces.table.tolist()
-    assert row == [2, 0, 3]
+def test_segments_are_put_together_by_adapter_and_long_ones_are_pytorch_s() -> None:
     assert segments_of([-1], [9], native=True) == (None, [])
-    assert segments_of([1, 1], [2, 3], native=False).by_pytorch == [Segment(1, slice(0, 5))]
-
-
-def test_one_adapter_s_tokens_of_several_requests_are_one_product() -> None:
-    slots, lengths = [1, 0, 1, 0], [2, 1, 2, 3]
-    together = [(1, [0, 1, 3, 4]), (0, [2, 5, 6, 7])]
-    assert plain(segments_of(slots, lengths, native=False)) == together
-    pieces = segments_of(slots, lengths, native=True).pieces
-    assert pieces.table.tolist() == [[1, 0, 4], [0, 4, 4]]
-    assert pieces.tokens.tolist() == [0, 1, 3, 4, 2, 5, 6, 7]
-
-
-def test_long_segments_are_products_of_pytorch_where_they_lie() -> None:
-    slots, lengths = [1, 0, 1, -1, 0], [LONG, 2, LONG + 1, LONG, 1]
-    found = segments_of(slots, lengths, native=True)
-    long = [Segment(1, slice(0, LONG)), Segment(1, slice(LONG + 2, 2 * LONG + 3))]
-    assert found.by_pytorch == long
+    together = segments_of([1, 0, 1, -1, 0], [2, 1, 2, 4, 3], native=True).pieces
+    assert together.table.tolist() == [[1, 0, 4], [0, 4, 4]]
+    assert together.tokens.tolist() == [0, 1, 3, 4, 2, 9, 10, 11]
+    found = segments_of([1, 0, 1, -1, 0], [LONG, 2, LONG + 1, LONG, 1], native=True)
+    assert found.by_pytorch == [(1, slice(0, LONG)), (1, slice(LONG + 2, 2 * LONG + 3))]
     assert found.pieces.tokens.tolist() == [LONG, LONG + 1, 3 * LONG + 3]
 
 
@@ -268,6 +209,46 @@ def test_an_adapter_with_many_short_segments_is_pytorch_s_too() -> None:
     ((slot, tokens),) = found.by_pytorch
     assert slot == 0 and len(tokens) == 90 >= LONG > 60
     assert found.pieces.table.tolist() == [[1, 0, 60]]
+
+
+def test_weights_and_rows_that_lie_otherwise_or_are_not_the_step_s_are_refused() -> None:
+    """They would be read as if they did not, or written beyond their end."""
+    a, b = torch.zeros(2, 1, 4, 8), torch.zeros(2, 1, 4, 16).mT
+    ranks = np.full((1, 2), 4, np.int32)
+    with pytest.raises(ValueError, match="B by columns"):
+        NativeLayer([a], [b.contiguous()], [16], ranks)
+    with pytest.raises(ValueError, match="other shapes"):
+        NativeLayer([a], [b], [15], ranks)
+    layer, pieces = NativeLayer([a], [b], [16], ranks), pieces_of({0: [2]})
+    with pytest.raises(ValueError, match="rows must lie"):
+        layer.add(torch.zeros(16, 3).mT, torch.zeros(3, 8), pieces)
+    layer.add(torch.zeros(3, 16), torch.zeros(3, 8), pieces)
+    for rows, width, inputs in ((2, 16, 8), (3, 15, 8), (3, 16, 9)):
+        with pytest.raises(ValueError, match="not the rows of the step"):
+            layer.add(torch.zeros(rows, width), torch.zeros(rows, inputs), pieces)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_threads_share_the_work_and_bits_are_the_same(
+    dtype: torch.dtype, threads: list[int]
+) -> None:
+    """Whoever computes a piece, and whether or not the next one's weights are fetched meanwhile:
+    every sum is of one thread. Slices of unlike widths, adapters of unlike ranks, some of none.
+    """
+    torch.manual_seed(0)
+    slots, widths = 30, [80, 16, 41]
+    a = [torch.randn(slots, 1, 4, 73).to(dtype) for _ in widths]
+    b = [torch.randn(slots, 1, 4, width).to(dtype).mT for width in widths]
+    layer = NativeLayer(a, b, widths, np.random.default_rng(0).integers(0, 5, (3, slots), np.int32))
+    pieces = pieces_of({slot: list(range(7 * slot, 7 * slot + 7)) for slot in range(slots)})
+    x, start = torch.randn(7 * slots, 73).to(dtype), torch.randn(7 * slots, sum(widths)).to(dtype)
+    sums = []
+    for count in threads:
+        torch.set_num_threads(count)
+        sums.append(start.clone())
+        layer.add(sums[-1], x, pieces)
+    assert not torch.equal(sums[0], start)
+    assert torch.equal(sums[0], sums[1]) and torch.equal(sums[0], sums[2])
 
 
 def test_a_layer_that_no_adapter_was_placed_in_is_refused(native: bool) -> None:
@@ -297,3 +278,52 @@ def test_an_engine_s_adapters_are_multiplied_in_cpp_and_elsewhere_by_pytorch(
     compiled.cache_clear()
     assert not sgmv.is_native(torch.float32)
     compiled.cache_clear()
+
+
+TOKENS = 40  # of a step
+FIELDS = [field.name for field in dataclasses.fields(LoRAKernelMeta)]
+
+
+def metadata(slots: list[int], *, from_host: bool, counts: list[int] | None = None) -> Any:
+    """The kernels' metadata of a step that comes after another one."""
+    meta = LoRAKernelMeta.make(SLOTS, TOKENS, "cpu", counts)
+    for tensor in (meta.token_lora_mapping, meta.token_indices_sorted_by_lora_ids):
+        tensor.zero_()  # memory that nobody has written yet
+    meta.prepare_tensors(torch.tensor([3, 3, 0, -1]))
+    if from_host:
+        meta.host_slots = np.array(slots, np.int64)
+        prepare_tensors.wrapper(pytest.fail, meta, None)
+    else:
+        meta.prepare_tensors(torch.tensor(slots))
+    return meta
+
+
+@given(
+    slots=st.lists(st.integers(-1, SLOTS - 1), min_size=1, max_size=TOKENS),
+    counts=st.sampled_from([[], [SLOTS + 1], [1, 2, 4, SLOTS + 1], [1, 2]]),
+)
+def test_kernels_metadata_of_the_host_is_the_device_s(slots: list[int], counts: list[int]) -> None:
+    """With the counts of vLLM's default, [slots + 1], too."""
+    mine = metadata(slots, from_host=True, counts=counts)
+    vllms = metadata(slots, from_host=False, counts=counts)
+    for name in FIELDS:
+        ours, expected = getattr(mine, name), getattr(vllms, name)
+        if isinstance(expected, torch.Tensor):
+            assert ours.dtype == expected.dtype and torch.equal(ours, expected), name
+
+
+def test_a_wrapper_knows_the_largest_graph_of_its_engine(monkeypatch: MonkeyPatch) -> None:
+    compilation = SimpleNamespace(max_cudagraph_capture_size=512)
+    config = SimpleNamespace(compilation_config=compilation)
+    monkeypatch.setattr(launch_grid, "KERNELS", ())
+    monkeypatch.setattr(launch_grid, "get_current_vllm_config_or_none", lambda: config)
+    monkeypatch.setattr(launch_grid, "_graphs", launch_grid.Graphs())
+    for mode, largest in ((CUDAGraphMode.NONE, 0), (CUDAGraphMode.FULL, 512)):
+        compilation.cudagraph_mode = mode
+        launch_grid.init.wrapper(lambda *_: None, object())
+        assert launch_grid._graphs.largest == largest
+
+
+def test_a_kernel_with_other_parameters_is_refused() -> None:
+    with pytest.raises(SeamError, match="no BLOCK_M"):
+        BoundedKernel(SimpleNamespace(arg_names=["x", "M", "lora_ids"]))

@@ -1,28 +1,39 @@
-"""The coldest adapter is evicted: by itself, and in an engine with few slots, against PEFT."""
+"""The coldest adapter is evicted, and adapters are read beside the steps: each by itself, and in an
+engine with few slots, against PEFT.
+"""
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from pytest import MonkeyPatch
+from vllm import SamplingParams
+from vllm.lora import model_manager
+from vllm.lora.lora_weights import LoRALayerWeights, PackedLoRALayerWeights
 from vllm.lora.ops.triton_ops import utils
 from vllm_alora.weights import slots
+from vllm_alora.weights.prefetch import PREFETCH, Prefetch, connect
 from vllm_alora.weights.slots import HALF_LIFE, Heat, forget_pointers
 
 from guard.prompt.decoder import PromptBuilder
 from tests.serve.adapters import save_random_adapter
 from tests.serve.served import Served
 from tests.serve.vllm_alora.checked_engine import assert_peft, prompt_for
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
 SLOTS, KEPT, ADAPTERS = 4, 6, 8
+SLOW_S = 0.4
+BROKEN = 13
 
 
 def swap_ins(steps: Sequence[Sequence[int]], slots: int) -> int:
@@ -55,7 +66,7 @@ def test_a_rare_adapter_evicts_no_popular_one() -> None:
     assert swap_ins([*popular, *in_turn], 4) == 3 + len(rare)
 
 
-def test_what_was_popular_long_ago_is_evicted() -> None:
+def test_what_was_popular_long_ago_is_evicted_unless_the_step_needs_it() -> None:
     heat = Heat()
     for _ in range(40):
         heat.begin([1])
@@ -64,17 +75,11 @@ def test_what_was_popular_long_ago_is_evicted() -> None:
     for _ in range(3):
         heat.begin([2])
     assert heat.coldest([1, 2]) == 1
+    heat.begin([1])
+    assert heat.coldest([1, 2]) == 2
     for _ in range(30 * HALF_LIFE):
         heat.begin([3])
     assert set(heat._counted) == {3}  # and is forgotten in the end
-
-
-def test_an_adapter_that_the_step_needs_keeps_its_slot() -> None:
-    heat = Heat()
-    for _ in range(3):
-        heat.begin([1])
-    heat.begin([2])
-    assert heat.coldest([1, 2]) == 1
 
 
 class ToyCache(dict[int, str]):
@@ -87,31 +92,114 @@ def test_host_memory_gives_up_what_the_step_does_not_need_even_from_its_slot() -
         _registered_adapters=ToyCache({1: "", 2: "", 3: ""}), _active_adapters={1: "", 2: ""}
     )
     slots.heat_of(manager).begin([1])
-    slots.heat_of(manager).begin([3, 4])
-    assert slots.remove_oldest_adapter.wrapper(lambda *_: False, manager)
-    assert set(manager._registered_adapters) == {1, 3}
-    slots.heat_of(manager).begin([1])
-    assert slots.remove_oldest_adapter.wrapper(lambda *_: False, manager)
-    assert set(manager._registered_adapters) == {1}  # without a slot, and not needed
+    for needed, kept in (([3, 4], {1, 3}), ([1], {1})):  # then 3, without a slot and not needed
+        slots.heat_of(manager).begin(needed)
+        assert slots.remove_oldest_adapter.wrapper(lambda *_: False, manager)
+        assert set(manager._registered_adapters) == kept
 
 
-class Slots:
+class ToyManager:
+    """Reads adapters when it is let; a `BROKEN` one raises."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.read: list[int] = []
+        self.packed: list[str] = []
+        self._adapter_manager = SimpleNamespace(
+            _registered_adapters={1: "in memory"},
+            _create_merged_loras_inplace=self.packed.append,
+        )
+        self.prefetch = Prefetch(self, max_ahead=2)
+
+    def _load_adapter(self, lora_request: Any) -> str:
+        # The reading thread must not wait for itself.
+        assert self.prefetch.take(lora_request.lora_int_id) is None
+        assert self.go.wait(10)
+        self.read.append(lora_request.lora_int_id)
+        if lora_request.lora_int_id == BROKEN:
+            raise OSError("broken")
+        return f"adapter {lora_request.lora_int_id}"
+
+    def is_ready(self, *numbers: int) -> list[bool]:
+        asked = [SimpleNamespace(lora_int_id=number) for number in numbers]
+        return [self.prefetch.is_ready(request) for request in asked]
+
+    def until_ready(self, *numbers: int) -> None:
+        self.go.set()
+        wait_until(lambda: all(self.is_ready(*numbers)), 10)
+
+
+def test_what_is_in_memory_is_ready_and_the_rest_is_read_once_and_in_order() -> None:
+    manager = ToyManager()
+    assert manager.is_ready(1, 5, 4, 5, 4) == [True, *[False] * 4]
+    manager.until_ready(5, 4)
+    assert manager.read == [5, 4]
+    taken = [manager.prefetch.take(number) for number in (4, 4, 5)]
+    assert taken == ["adapter 4", None, "adapter 5"]
+    assert manager.packed == ["adapter 5", "adapter 4"]
+    manager.prefetch.wait()  # which ends when nothing is read
+    manager.until_ready(BROKEN)
+    with pytest.raises(OSError, match="broken"):
+        manager.prefetch.take(BROKEN)
+    manager.until_ready(4)
+
+
+def test_only_so_many_are_read_ahead_and_one_that_nobody_takes_makes_room() -> None:
+    manager = ToyManager()
+    assert not any(manager.is_ready(4, 5, 6, 7))
+    manager.until_ready(4, 5)
+    for _ in range(2):
+        assert manager.is_ready(6) == [False]
+        # Both were asked for in the step that is being scheduled, or in the one before.
+        assert manager.read == [4, 5]
+        manager.prefetch.begin_step()
+    manager.until_ready(6)
+    assert manager.read == [4, 5, 6]
+    assert manager.prefetch.take(4) is None
+    assert manager.prefetch.take(6) == "adapter 6"
+
+
+def test_what_is_asked_for_again_is_not_dropped_for_others_although_it_is_read_in_between() -> None:
+    manager = ToyManager()
+    assert manager.is_ready(4, 5) == [False, False]
+    manager.go.set()
+    wait([manager.prefetch._read_ahead[number] for number in (4, 5)])
+    assert manager.is_ready(6) == [False]
+    manager.prefetch.begin_step()
+    assert manager.is_ready(4, 5) == [True, True]
+    assert manager.read == [4, 5]
+
+
+def test_an_engine_that_is_to_read_none_ahead_has_no_prefetch() -> None:
+    for ahead in (0, 3):
+        runner = SimpleNamespace(lora_manager=SimpleNamespace(prefetch=None))
+        driver = SimpleNamespace(worker=SimpleNamespace(model_runner=runner))
+        core: Any = SimpleNamespace(
+            model_executor=SimpleNamespace(driver_worker=driver),
+            scheduler=SimpleNamespace(connector=SimpleNamespace(prefetch=None)),
+            vllm_config=SimpleNamespace(additional_config={PREFETCH: ahead}),
+        )
+        connect(core)
+        assert (core.scheduler.connector.prefetch is None) == (ahead == 0)
+        assert runner.lora_manager.prefetch is core.scheduler.connector.prefetch
+
+
+class FewSlots:
     """An engine with four slots and memory for six of its eight adapters."""
 
     def __init__(self, served: Served, folders: list[str], invocation: Sequence[int]) -> None:
         self.served = served
         self.folders = folders
+        self.invocation = invocation
         self.manager = served.runner.lora_manager._adapter_manager
-        self._invocation = invocation
 
     def ask(self, numbers: Sequence[int], *, seed: int | None = None) -> int:
         """Ask these at once, against PEFT, of one prompt or each of its own; the swap-ins."""
         before = getattr(self.manager, "swap_ins", 0)  # there from the first one on
         prompts = []
         for number in numbers:
-            own = 40 + 3 * number if seed is None else 40
-            own_seed = number if seed is None else seed
-            prompts.append(prompt_for(self._invocation, before=own, after=9, seed=own_seed))
+            own = (40 + 3 * number, number) if seed is None else (40, seed)
+            prompts.append(prompt_for(self.invocation, before=own[0], after=9, seed=own[1]))
         folders = [self.folders[number] for number in numbers]
         assert_peft(self.served.ask(prompts, folders), prompts, folders)
         return int(getattr(self.manager, "swap_ins", 0) - before)
@@ -119,68 +207,126 @@ class Slots:
     def adapter_id(self, number: int) -> int:
         return int(self.served.request(self.folders[number]).lora_int_id)
 
+    def without(self, adapters: Any) -> list[int]:
+        """The numbers of the adapters that are not among these, vLLM's."""
+        return [number for number in range(ADAPTERS) if self.adapter_id(number) not in adapters]
+
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory, prompts: PromptBuilder) -> Iterator[Slots]:
+def few(tmp_path_factory: pytest.TempPathFactory, prompts: PromptBuilder) -> Iterator[FewSlots]:
     root, invocation = tmp_path_factory.mktemp("many"), prompts.invocation("a rule")
     folders = []
     for seed, rank in enumerate((16, 8, 4, 16) * 2):
         folder = root / str(seed)
         folders.append(save_random_adapter(folder, seed=seed, rank=rank, invocation=invocation))
-    engine = Served.start(max_loras=SLOTS, max_cpu_loras=KEPT, kv_cache_memory_bytes=2**26)
-    yield Slots(engine, folders, invocation)
-    engine.close()
+    settings = {"max_loras": SLOTS, "max_cpu_loras": KEPT, "kv_cache_memory_bytes": 2**26}
+    with Served.start(**settings) as engine:
+        connect(engine.core)
+        yield FewSlots(engine, folders, invocation)
 
 
-def test_more_adapters_than_slots_and_memory_answer_as_peft_does(small: Slots) -> None:
+@pytest.fixture(params=[True, False], ids=["read ahead", "read in the step"])
+def is_ahead(request: pytest.FixtureRequest, few: FewSlots, monkeypatch: MonkeyPatch) -> bool:
+    """Whether the engine reads adapters ahead."""
+    if not request.param:
+        monkeypatch.setattr(few.served.scheduler.connector, "prefetch", None)
+        monkeypatch.setattr(few.served.runner.lora_manager, "prefetch", None)
+    return bool(request.param)
+
+
+@pytest.mark.usefixtures("is_ahead")
+def test_more_adapters_than_slots_and_memory_answer_as_peft_does(few: FewSlots) -> None:
     """In waves, in another order each time: what comes back was read again, with its rank."""
     rng = random.Random(1)
     for _ in range(3):
-        small.ask(rng.sample(range(ADAPTERS), ADAPTERS))
-    assert len(small.manager._active_adapters) == SLOTS
-    assert len(small.manager._registered_adapters) == KEPT
+        few.ask(rng.sample(range(ADAPTERS), ADAPTERS))
+    assert len(few.manager._active_adapters) == SLOTS
+    assert len(few.manager._registered_adapters) == KEPT
 
 
-def test_a_step_copies_only_what_has_no_slot(small: Slots) -> None:
-    small.manager.adapter_heat = Heat()  # as if nothing had been asked before
+def test_nobody_waits_for_others_adapters(few: FewSlots, *, is_ahead: bool) -> None:
+    """A cold adapter takes long to read: if it is read ahead, others are answered meanwhile."""
+    few.ask(range(2))
+    manager, engine = few.served.runner.lora_manager, few.served.llm.llm_engine
+    numbers = {"warm 0": 0, "warm 1": 1, "cold": few.without(few.manager._registered_adapters)[0]}
+    params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+    answered: set[str] = set()
+    warm_answered = threading.Event()
+    were_answered: list[bool] = []  # those in memory, before each adapter that was read
+
+    def read_slowly(request: Any) -> Any:
+        were_answered.append(warm_answered.wait(30 if is_ahead else SLOW_S))
+        return type(manager)._load_adapter(manager, request)
+
+    manager._load_adapter = read_slowly
+    try:
+        for name in ("cold", "warm 0", "warm 1"):
+            inputs = {"prompt_token_ids": prompt_for(few.invocation, before=40, after=9, seed=3)}
+            lora = few.served.request(few.folders[numbers[name]])
+            engine.add_request(name, inputs, params, lora_request=lora)
+        while engine.has_unfinished_requests():
+            answered |= {output.request_id for output in engine.step() if output.finished}
+            if {"warm 0", "warm 1"} <= answered:
+                warm_answered.set()
+    finally:
+        del manager._load_adapter
+    assert were_answered[0] == is_ahead and "cold" in answered
+
+
+def test_a_step_packs_scales_and_pins_nothing_that_was_read_ahead(
+    few: FewSlots, monkeypatch: MonkeyPatch, *, is_ahead: bool
+) -> None:
+    """The steps are the main thread's. Without prefetch it does all of it, with it nothing."""
+    threads: list[threading.Thread] = []
+
+    def noted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            threads.append(threading.current_thread())
+            return original(*args)
+
+        return call
+
+    monkeypatch.setattr(model_manager, "PIN_MEMORY", True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", noted(lambda tensor: tensor))
+    monkeypatch.setattr(PackedLoRALayerWeights, "pack", noted(PackedLoRALayerWeights.pack))
+    for kind in (LoRALayerWeights, PackedLoRALayerWeights):
+        monkeypatch.setattr(kind, "optimize", noted(kind.optimize))
+    few.ask(range(ADAPTERS))  # of which some are not in memory
+    assert {thread is threading.main_thread() for thread in threads} == {not is_ahead}
+
+
+def test_a_step_copies_only_what_has_no_slot(few: FewSlots) -> None:
+    few.manager.adapter_heat = Heat()  # as if nothing had been asked before
     for _ in range(2):
         # In memory from here on: one that is read beside the steps comes a step later.
-        small.ask(range(6), seed=3)
-    small.ask(range(4), seed=3)
+        few.ask(range(6), seed=3)
+    few.ask(range(4), seed=3)
     for first in (1, 2):
-        assert small.ask(range(first, first + 4), seed=3) == 1
+        assert few.ask(range(first, first + 4), seed=3) == 1
 
 
-def test_an_adapter_not_swapped_in_is_copied_anew(small: Slots, monkeypatch: MonkeyPatch) -> None:
+def test_an_adapter_not_swapped_in_is_copied_anew(few: FewSlots, monkeypatch: MonkeyPatch) -> None:
     """Half of it is in a slot that held another one."""
-    small.ask(range(KEPT), seed=5)
-    manager = small.manager
-    cold = [
-        number for number in range(KEPT) if small.adapter_id(number) not in manager._active_adapters
-    ]
-    adapter_id = small.adapter_id(cold[0])
+    few.ask(range(KEPT), seed=5)
+    manager = few.manager
+    without_slot = few.without(manager._active_adapters)
+    (cold, *_) = [number for number in without_slot if number < KEPT]
     *_, last_layer = manager.modules.values()
     with monkeypatch.context() as patch:
         patch.setattr(last_layer, "set_lora", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            manager.activate_adapter(adapter_id)
-    assert adapter_id not in manager._active_adapters
-    assert adapter_id not in manager.lora_index_to_id
-    small.ask([cold[0]], seed=5)
+            manager.activate_adapter(few.adapter_id(cold))
+    assert few.adapter_id(cold) not in manager._active_adapters
+    assert few.adapter_id(cold) not in manager.lora_index_to_id
+    few.ask([cold], seed=5)
 
 
-def test_a_pinned_adapter_stays(small: Slots) -> None:
-    small.ask([0], seed=4)
-    small.served.llm.llm_engine.pin_lora(small.adapter_id(0))
-    for _ in range(3):
-        for number in range(1, ADAPTERS):
-            small.ask([number], seed=4)
-    assert small.ask([0], seed=4) == 0
-
-
-def manager(*layers: Any) -> Any:
-    modules = {str(number): layer for number, layer in enumerate(layers)}
-    return SimpleNamespace(_adapter_manager=SimpleNamespace(modules=modules))
+def test_a_pinned_adapter_stays(few: FewSlots) -> None:
+    few.ask([0], seed=4)
+    few.served.llm.llm_engine.pin_lora(few.adapter_id(0))
+    for others in [[1, 2, 3], [4, 5, 6], [7, 1, 2]] * 2:  # a slot for each, beside the pinned one's
+        few.ask(others, seed=4)
+    assert few.ask([0], seed=4) == 0
 
 
 def layer(slices: int) -> Any:
@@ -194,14 +340,14 @@ def layer(slices: int) -> Any:
 def test_the_slots_of_a_closed_engine_are_forgotten_and_those_of_another_stay() -> None:
     tables = (utils._LORA_A_PTR_DICT, utils._LORA_B_PTR_DICT)
     assert not any(tables)
-    closed, other = [layer(1), layer(3)], [layer(1)]
-    for each in (*closed, *other):
-        utils._get_lora_a_ptr(list(each.lora_a_stacked), torch.device("cpu"))
-        utils._get_lora_b_ptr(list(each.lora_b_stacked), 0, torch.device("cpu"))
-    assert [len(table) for table in tables] == [3, 3]
-    forget_pointers(manager(*closed))
-    (a,), (b,) = tables
-    assert a == (other[0].lora_a_stacked[0].data_ptr(),)
-    assert b == (other[0].lora_b_stacked[0].data_ptr(),)
-    forget_pointers(manager(*other))
-    assert not any(tables)
+    closed, other = {"0": layer(1), "1": layer(3)}, {"0": layer(1)}
+    for adapted in (*closed.values(), *other.values()):
+        utils._get_lora_a_ptr(list(adapted.lora_a_stacked), torch.device("cpu"))
+        utils._get_lora_b_ptr(list(adapted.lora_b_stacked), 0, torch.device("cpu"))
+    for modules, left in ((closed, 1), (other, 0)):
+        manager = SimpleNamespace(_adapter_manager=SimpleNamespace(modules=modules))
+        forget_pointers(manager)
+        assert [len(table) for table in tables] == [left, left]
+        if left:
+            (address,) = tables[0]
+            assert address == (other["0"].lora_a_stacked[0].data_ptr(),)
