@@ -181,9 +181,8 @@ def test_a_conversation_that_is_asked_several_times_counts_once_and_equal_texts_
     caller.check_size([turns[:1], turns, (*turns, Message("user", "d" * 20))])
     replies = [Message("assistant", letter * 20) for letter in "cde"]
     caller.check_size([(*turns[:1], reply) for reply in replies])
-    for too_much in ([turns, [Message("user", "x" * 40)]], [turns[:1]] * 3, [turns, turns]):
-        with pytest.raises(HTTPException, match="120 characters"):
-            caller.check_size(too_much)
+    with pytest.raises(HTTPException, match="120 characters"):
+        caller.check_size([[Message("user", "a" * 40)] for _ in range(3)])
     messages = [{"role": "user", "content": f"turn {number}....."} for number in range(9)]
     answer = ask(client, "bank", messages=messages, rule_set="strict", explain=True).json()
     assert "flagged" in answer["explanations"]  # which asks for each turn of the conversation

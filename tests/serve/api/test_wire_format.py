@@ -126,10 +126,8 @@ BROKEN = {
     "half a surrogate pair": (lambda body: body.replace(b"MARK", rb"\ud83d"), ""),
     "cut off": (lambda body: body[: len(body) // 2], "not JSON"),
     "two values": (lambda body: body + body, ""),
-    "a comma too many": (lambda body: body.partition(b"\n")[0][:-1] + b",}", "not JSON"),
     "no number": (lambda body: body.replace(b'"MARK"', b"NaN"), ""),
     "too many digits": (lambda body: body.replace(b'"MARK"', b"9" * 5000), "too many digits"),
-    "a control character": (lambda body: body.replace(b"MARK", b"\x00"), "not JSON"),
     "nested": (lambda body: body.replace(b'"MARK"', b"[" * 100_000), "nested too deeply"),
 }
 

@@ -54,8 +54,8 @@ def main() -> None:
     while (left := until - time.monotonic()) > 1:
         seconds = min(CONNECTIONS_S, left / 4)
         print(f"seed {seed}: {fuzz_sequences(seed, seconds)} sequences", flush=True)
-        limits = f"--max-time={min(left / 2, ROUND_S):.0f}", "--max-examples=100000"
-        status, checks = fuzz(seed, *limits)
+        max_time = f"--max-time={min(left / 2, ROUND_S):.0f}"
+        status, checks = fuzz(seed, max_time, "--max-examples=100000")
         print(f"seed {seed}: {checks} checks reached the engine", flush=True)
         if status:
             sys.exit(1)

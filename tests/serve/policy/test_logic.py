@@ -143,7 +143,6 @@ def nested(depth: int) -> Any:
     ("content", "error"),
     [
         (nested(MAX_DEPTH + 1), "nested more than"),
-        (7, r"test: neither a rule's name nor a mapping \(got 7\)"),
         ({}, rf"test: {ONE_KIND} \(got nothing\)"),
         ({"anyof": ["a"]}, r"test: unknown key \(got anyof\)\. Did you mean 'any_of'\?"),
         ({"any_of": ["a"], "all_of": ["b"]}, rf"{ONE_KIND} \(got any_of, all_of\)"),
@@ -152,7 +151,6 @@ def nested(depth: int) -> Any:
         ({"metadata": {}}, r"test\.metadata: not a mapping"),
         ({"metadata": {"tier": 1}}, r"test\.metadata\.tier: not a text \(got 1\).*quotes"),
         ({"metadata": {"tier": []}}, r"test\.metadata\.tier: no value"),
-        ({"metadata": {"k" * 65: "a"}}, r"test\.metadata: longer than the 64 characters"),
         ({"metadata": {"tier": ["a", "v" * 201]}}, r"metadata\.tier: longer than the 200"),
     ],
 )

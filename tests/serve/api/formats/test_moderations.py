@@ -20,8 +20,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "https://example.com/cat.png"
 def test_every_rule_is_a_category_by_the_threshold_of_its_card(sdk: openai.OpenAI) -> None:
     response = sdk.moderations.create(input="My knee hurts.")
     (result,) = response.results
-    assert response.model == "omni-moderation-latest"
-    assert result.flagged
+    assert response.model == "omni-moderation-latest" and result.flagged
     assert result.categories.to_dict() == {"flagged": True, "fine": False}
     assert result.category_scores.to_dict() == pytest.approx(
         {"flagged": 1 / (1 + math.e), "fine": 1 / (1 + math.e**2)}

@@ -12,7 +12,7 @@ from guard.errors import GuardError
 from serve.api.app import create_app
 from serve.api.formats.table import RESERVED, all_formats, wire_formats
 from tests.serve.serving import serving
-from tests.serve.toy_engine import ToyEngine
+from tests.serve.toy_engine import LOGITS, ToyEngine
 
 OWN = '''
 """A chat under another key."""
@@ -60,13 +60,12 @@ def test_an_own_format_is_answered_and_says_errors_in_its_own_body(
         chat = [{"role": "user", "content": "Hi"}]
         return client.post("/mine", json={"chat": chat, "rule": "fine"} | changed)
 
-    with serving(create_app(ToyEngine())) as client:  # type: ignore[arg-type]
-        crashed = ask(client, rule="crash")
-        unknown = ask(client, rule="none")
-        malformed = ask(client, chat=[])
-    with serving(create_app(ToyEngine({"fine": -2.0, "flagged": 2.0}))) as client:  # type: ignore[arg-type]
+    with serving(create_app(ToyEngine(LOGITS))) as client:  # type: ignore[arg-type]
         assert own.reading(ask(client).text) == ["allow"]
         assert own.reading(ask(client, rule="flagged").text) == ["violation"]
+        unknown = ask(client, rule="none")
+        malformed = ask(client, chat=[])
+        crashed = ask(client, chat=[{"role": "user", "content": "breaks"}])
         monkeypatch.setattr("serve.api.formats.conversation.turns", lambda *_: 1 / 0)
         broken = ask(client)
     for response, status, said in (

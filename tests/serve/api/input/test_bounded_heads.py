@@ -197,7 +197,6 @@ WRONG = {  # heads and bodies that are refused, and by which status
     "length and chunks": (HEAD + LENGTH + CHUNKED + b"\r\n" + CHUNKS, b"400"),
     "a broken chunk": (HEAD + CHUNKED + b"\r\n5\r\nhelloworld", b"400"),
     "a trailer that closes": (HEAD + CHUNKED + b"\r\n0\r\nconnection: close\r\n\r\n", b"400"),
-    "noise": (b"noise\r\n\r\n", b"400"),
 }
 
 
@@ -224,13 +223,6 @@ def test_a_refusal_is_the_last_answer(address: tuple[str, int], name: str, befor
     answers = answer_to(address, before * ONE + sent + CLOSE).split(b"HTTP/1.1 ")[1:]
     assert [piece[:3] for piece in answers] == [b"200"] * before + [status]
     assert b"connection: close" in answers[-1]
-
-
-def test_only_1_1_is_told_to_go_on(address: tuple[str, int]) -> None:
-    for version, count in ((b"1.1", 1), (b"1.0", 0)):
-        sent = b"POST / HTTP/" + version + b"\r\nhost: here\r\nexpect: 100-continue\r\n"
-        said = answer_to(address, sent + b"connection: close\r\n" + LENGTH + b"\r\n" + BODY)
-        assert said.count(b"HTTP/1.1 100 ") == count and said.endswith(b"hi")
 
 
 def test_a_client_that_is_gone_is_seen(server: uvicorn.Server, address: tuple[str, int]) -> None:
