@@ -177,27 +177,28 @@ def test_without_room_it_is_tried_again_after_what_the_server_says(kind: Client)
 
 
 # What is not asked again, and a word of what is raised.
-FINAL = [(httpx.Response(status, text="why"), "why") for status in (400, 429, 500)]
-FINAL += [
-    (httpx.Response(503, text="the engine failed"), "the engine failed"),
-    (httpx.Response(503, headers={"retry-after": ""}, text="it failed"), "it failed"),
-    (httpx.Response(503, headers={"retry-after": "60"}, text="too late: why"), "too late"),
-    (httpx.Response(200, text="<html>"), "not JSON"),
-    (httpx.Response(200, text="[" * 100_000), "not JSON"),
-    (httpx.Response(200, json={"verdict": "allow"}), "no check"),
-    (httpx.Response(200, json="allow"), "no check"),
+FINAL: list[tuple[dict[str, Any], str]] = [
+    *(({"status_code": status, "text": "why"}, "why") for status in (400, 429, 500)),
+    ({"status_code": 503, "text": "the engine failed"}, "the engine failed"),
+    ({"status_code": 503, "headers": {"retry-after": ""}, "text": "it failed"}, "it failed"),
+    ({"status_code": 503, "headers": {"retry-after": "60"}, "text": "too late: why"}, "too late"),
+    ({"status_code": 200, "text": "<html>"}, "not JSON"),
+    ({"status_code": 200, "text": "[" * 100_000}, "not JSON"),
+    ({"status_code": 200, "json": {"verdict": "allow"}}, "no check"),
+    ({"status_code": 200, "json": "allow"}, "no check"),
 ]
 
 
 @pytest.mark.parametrize(("response", "told"), FINAL)
 def test_no_other_answer_is_asked_for_again_and_none_is_an_allow(
-    kind: Client, response: httpx.Response, told: str
+    kind: Client, response: dict[str, Any], told: str
 ) -> None:
-    guard, requests = answering(kind, [response, httpx.Response(200, json=BODY)])
+    responses = [httpx.Response(**response), httpx.Response(200, json=BODY)]
+    guard, requests = answering(kind, responses)
     with pytest.raises(CheckFailed, match=told) as raised:
         guard.check(ASKED)
     assert len(requests) == 1
-    assert raised.value.status == (None if told == "no check" else response.status_code)
+    assert raised.value.status == (None if told == "no check" else response["status_code"])
 
 
 def test_a_client_of_the_caller_s_own_is_left_open_and_one_of_its_own_closed(kind: Client) -> None:
