@@ -10,10 +10,11 @@ from tests.serve.fuzz.sequences import fuzz_sequences
 pytestmark = pytest.mark.slow
 
 SHORT = ("--max-examples=25", "--phases=coverage,fuzzing", "--max-failures=5")
+SAME_ROUTES = "--exclude-path-regex=^/api/v1/text"  # which are there with the rule before them too
 
 
 def test_no_answer_to_what_the_description_allows_or_forbids_is_an_error_or_an_allow() -> None:
-    status, checks = fuzz(1, *SHORT)
+    status, checks = fuzz(1, *SHORT, SAME_ROUTES)
     assert status == 0
     # Else it was refused before anything was judged. Hypothesis draws on the constants of our
     # source, so the number changes with it.
