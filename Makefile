@@ -208,7 +208,7 @@ race: $(ready) ##   one conversation against 100 rules, LoRA and aLoRA side by s
 merge: $(ready) ##   a rule's LoRA folded into the base's weights, for a server of one rule -> runs/MODEL/RULE/merged
 	$(python) -m serve.merge --rule '$(RULE)' --model $(MODEL)
 
-fuzz: $(ready) ##   the server asked by its own OpenAPI, by sequences of requests, and words hidden under unknown and repeated keys, for MINUTES=: no error of its own, no false allow
+fuzz: $(ready) ##   the server asked by its own OpenAPI, and by sequences of requests, for MINUTES=: no error of its own, no false allow
 	$(python) -m tests.serve.fuzz.run $(call option,minutes,$(MINUTES)) $(OPTIONS)
 
 doctor: $(ready) ##   versions, hardware, memory for MODEL, plugin, recipes, trained rules; each problem with its remedy

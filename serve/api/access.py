@@ -85,29 +85,18 @@ class Caller:
         return cache_salt
 
     def check_size(self, conversations: Sequence[Sequence[Message]]) -> None:
-        """Raise HTTPException 413 for more characters than the caller may send.
-
-        Of each conversation the messages count that the conversation before it does not begin with,
-        and always the last one. So a conversation that grows counts once, and equal texts each.
+        """Raise HTTPException 413 for more characters than the caller may send. A message that
+        stands in several conversations, as one that grows, counts once, and equal ones each.
         """
         limit = self.limits.characters
         if limit is None:
             return
-        characters = 0
-        before: Sequence[Message] = ()
-        for messages in conversations:
-            shared = min(_shared_messages(before, messages), len(messages) - 1)
-            characters += sum(len(message.content) for message in messages[shared:])
-            before = messages
+        messages: dict[int, Message] = {}
+        for conversation in conversations:
+            messages |= {id(message): message for message in conversation}
+        characters = sum(len(message.content) for message in messages.values())
         if characters > limit:
             raise HTTPException(413, f"{characters:,} characters; your limit is {limit:,}")
-
-
-def _shared_messages(before: Sequence[Message], messages: Sequence[Message]) -> int:
-    for index, (earlier, message) in enumerate(zip(before, messages, strict=False)):
-        if earlier != message:
-            return index
-    return min(len(before), len(messages))
 
 
 class Access:

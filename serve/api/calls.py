@@ -5,15 +5,11 @@ Knows nothing of any format, and keeps nothing longer than CALL_S.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from guard.conversation.chat import unread_parts
 from guard.conversation.example import Message
-from guard.errors import GuardError
 from serve.api.errors import Unjudged
 
 CALL_S = 900.0  # how long a call's reply is waited for
@@ -53,8 +49,8 @@ class CallsUnderWay:
     def keep(
         self, call_id: str, messages: tuple[Message, ...], cache_salt: str | None = None
     ) -> None:
-        """Remember what a model is sent, once a check has let it pass or has failed
-        (`kept_if_it_fails`): what is refused has no reply, and would push out what has one.
+        """Remember what a model is sent, if a reply may come: what is refused has none, and would
+        push out what has one.
         """
         self._forget_old()
         previous = self._drop(call_id)
@@ -66,21 +62,6 @@ class CallsUnderWay:
         self._characters += call.characters
         while self._characters > self._max_characters:
             self._drop(next(iter(self._calls)))
-
-    @contextmanager
-    def kept_if_it_fails(
-        self, call_id: str | None, messages: tuple[Message, ...], cache_salt: str | None = None
-    ) -> Iterator[None]:
-        """Keep what a model is sent where the engine fails within, where the caller does not wait,
-        or where a picture keeps it from being judged: a gateway may be told to let that pass, and
-        then its reply comes. What is too long to be judged is not kept.
-        """
-        try:
-            yield
-        except (GuardError, Unjudged, asyncio.CancelledError) as error:
-            if call_id and (not isinstance(error, Unjudged) or unread_parts(messages)):
-                self.keep(call_id, messages, cache_salt)
-            raise
 
     def find(self, call_id: str | None) -> CallUnderWay:
         """What the model was sent. Raises Unjudged unless that is known for certain."""

@@ -49,42 +49,36 @@ class Catalogue:
             rules += rule_set.rules
         return Catalogue(SelectedCards(self.rules, rules), rule_sets)
 
-    def nearest_rule(self, name: str) -> str:
-        """The remedy for an unknown name: the nearest rule, and where all are listed."""
-        return _nearest(name, self.rules, "/v1/rules")
-
-    def nearest_rule_set(self, name: str) -> str:
-        return _nearest(name, self.rule_sets, "/v1/rule_sets")
-
     def card(self, rule: str) -> Card:
         """The card of a rule that is served. Raises HTTPException 404 if it is not."""
-        if rule not in self.rules:
-            raise HTTPException(404, f"the rule {rule!r} is not served; {self.nearest_rule(rule)}")
+        self._refuse_unknown([rule], 404)
         return self.rules[rule]
 
-    def rule_set(self, name: str) -> RuleSet:
-        """The rule set of this name. Raises HTTPException 404 if there is none."""
-        if name not in self.rule_sets:
-            nearest = self.nearest_rule_set(name)
-            raise HTTPException(404, f"there is no rule set {name!r}; {nearest}")
-        return self.rule_sets[name]
-
-    def selected(self, rules: Sequence[str] | None, rule_set: str | None = None) -> RuleSet:
+    def selected(
+        self, rules: Sequence[str] | None, rule_set: str | None = None, *, unknown: int = 404
+    ) -> RuleSet:
         """The rule set of this name, or one that is violated where any of these rules is, by
-        default any rule. Raises HTTPException 404 for what is not served, 422 for both.
+        default any rule. Raises HTTPException `unknown` for what is not served, 422 for both.
         """
-        if rule_set is not None:
-            if rules is not None:
-                raise HTTPException(422, "name a rule set or rules, not both")
-            return self.rule_set(rule_set)
-        if rules is None:
-            return RuleSet.any_of(self.rules)
-        for rule in rules:
-            self.card(rule)
-        return RuleSet.any_of(rules)
+        if rule_set is None:
+            self._refuse_unknown(rules or (), unknown)
+            return RuleSet.any_of(self.rules if rules is None else rules)
+        if rules is not None:
+            raise HTTPException(422, "name a rule set or rules, not both")
+        if rule_set not in self.rule_sets:
+            nearest = _nearest(rule_set, self.rule_sets, "/v1/rule_sets")
+            raise HTTPException(unknown, f"rule_set: there is no {rule_set!r}; {nearest}")
+        return self.rule_sets[rule_set]
+
+    def _refuse_unknown(self, rules: Sequence[str], status: int) -> None:
+        unknown = [rule for rule in rules if rule not in self.rules]
+        if unknown:
+            nearest = _nearest(unknown[0], self.rules, "/v1/rules")
+            raise HTTPException(status, f"rules: not served: {', '.join(unknown)}; {nearest}")
 
 
 def _nearest(name: str, names: Iterable[str], path: str) -> str:
+    """The remedy for an unknown name: the nearest one, and where all are listed."""
     hint = ""
     if len(name) <= LONGEST_HINTED:
         hint = did_you_mean(name, names)

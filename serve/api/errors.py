@@ -113,8 +113,9 @@ class ErrorResponses:
         return self.response(request.scope, 503, engine_failure(error), headers, code_of(error))
 
     async def _broken(self, request: Request, _: Exception) -> JSONResponse:
-        # Starlette sends this one past the middleware that names all others.
-        headers = {REQUEST_ID: request.scope["facts"].request_id}
+        # Starlette sends this one past the middleware that names all others, and uvicorn closes
+        # the connection behind it: a client that is not told would send its next request there.
+        headers = {REQUEST_ID: request.scope["facts"].request_id, "connection": "close"}
         return self.response(request.scope, 500, SERVER_FAILED, headers)
 
 

@@ -19,8 +19,9 @@ from typing import NamedTuple, Self
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
-from guard.conversation.chat import says_nothing
+from guard.conversation.chat import says_nothing, unread_parts
 from guard.conversation.example import Message
+from guard.errors import GuardError
 from guard.weights.card import Card
 from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
@@ -46,6 +47,10 @@ class DecidedCheck(NamedTuple):
 
     check: Check
     decision: Decision
+
+    @property
+    def violated(self) -> list[str]:
+        return [verdict.rule for verdict in self.check.verdicts if verdict.violates]
 
 
 class SeveralChecks(NamedTuple):
@@ -192,6 +197,26 @@ class CheckService(ABC):
         answered = [check for check in checks if check is not None]
         return SeveralChecks(answered, failures[0] if failures else None)
 
+    async def check_sent(
+        self, request: Request, call_id: str | None, sent: tuple[Message, ...], question: Question
+    ) -> list[str]:
+        """The rules by which what is sent to a model is a violation. Raises as `violated`.
+
+        It is kept for its reply, if one may come: where it is let pass, and also where the engine
+        fails, the caller does not wait, or a picture keeps it from being judged, since a gateway
+        may be told to let that pass. What is too long to be judged is not kept.
+        """
+        calls, salt = Caller.of(request).calls, question.cache_salt
+        try:
+            rules = violated(await self.check_each(request, [sent], question))
+        except (GuardError, Unjudged, asyncio.CancelledError) as error:
+            if call_id and (not isinstance(error, Unjudged) or unread_parts(sent)):
+                calls.keep(call_id, sent, salt)
+            raise
+        if call_id and not rules:
+            calls.keep(call_id, sent, salt)
+        return rules
+
     async def judge_each(
         self,
         request: Request,
@@ -229,10 +254,10 @@ def violated(several: SeveralChecks) -> list[str]:
     If none is one, raises the failure, or Unjudged if one is unjudged.
     """
     rules: dict[str, None] = {}
-    for check, decision in several.answered:
+    for decided in several.answered:
+        decision = decided.decision
         if decision.ruling is Ruling.VIOLATION:
-            names = [verdict.rule for verdict in check.verdicts if verdict.violates]
-            decisive = [name for name in names if name in decision.decided_by]
+            decisive = [rule for rule in decided.violated if rule in decision.decided_by]
             # Where a violation rests on no violated rule, whatever it does rest on.
             rules |= dict.fromkeys(decisive or decision.decided_by)
     if rules:

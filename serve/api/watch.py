@@ -7,7 +7,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import NamedTuple
+from collections import defaultdict
+from dataclasses import dataclass
 
 from guard.errors import GuardError
 from guard.weights.card import read_card
@@ -20,6 +21,24 @@ INTERVAL_S = 2.0
 UNREAD_LOOKS = 2
 MAX_PAUSE_S = 300.0  # before what there is no room for is tried again
 
+# Of each file its name, size and time of change in ns: what changes with its content.
+FilesOfRule = frozenset[tuple[str, int, int]]
+
+
+@dataclass
+class WatchedRule:
+    """What the looks at a rule's folder and the tries to serve it have found."""
+
+    files: FilesOfRule | None = None  # of the last look, if the card is another than is served
+    refused: FilesOfRule | None = None
+    unread_looks: int = 0
+    pause_s: float = 0.0  # since there was no room for it
+    not_before: float = 0.0  # by time.monotonic
+
+    @property
+    def is_due(self) -> bool:
+        return self.files != self.refused and time.monotonic() >= self.not_before
+
 
 async def watch(service: CheckService, interval_s: float = INTERVAL_S) -> None:
     """Look every `interval_s` seconds, until cancelled.
@@ -30,85 +49,28 @@ async def watch(service: CheckService, interval_s: float = INTERVAL_S) -> None:
     for every try. A card that cannot be read at two looks is not just being written: it is logged
     once, as is why a look fails.
     """
-    replacements = Replacements(service, interval_s)
-    before: dict[str, FilesOfRule] = {}  # what the last look found
-    unread: dict[str, int] = {}  # the number of looks at which it could not be read
+    watched: defaultdict[str, WatchedRule] = defaultdict(WatchedRule)
     logged: str | None = None  # why a look failed
     while True:
         await asyncio.sleep(interval_s)
         try:
-            looked = await asyncio.to_thread(_look, service)
+            copied = await asyncio.to_thread(_look, service, watched)
         except Exception as error:  # rules that another thread changed meanwhile, for example
             if repr(error) != logged:
                 log.exception("whether rules were trained again is seen %g s later", interval_s)
             logged = repr(error)
             continue
-        unread = {rule: unread.get(rule, 0) + 1 for rule in looked.unreadable}
-        for rule, looks in unread.items():
-            if looks == UNREAD_LOOKS:
-                why = looked.unreadable[rule]
-                log.error("the rule %s is served as before: %s", rule, why)
-        for rule, files in looked.changed.items():
-            is_being_copied = before.get(rule) != files
-            if not is_being_copied and rule in service.cards and replacements.is_due(rule, files):
-                await replacements.serve(rule, files)
-        before = looked.changed
+        for rule in copied:
+            if rule in service.cards and watched[rule].is_due:
+                await _serve(service, rule, watched[rule], interval_s)
 
 
-class Replacements:
-    """Has rules served by new weights, and knows when one is to be tried again."""
-
-    def __init__(self, service: CheckService, interval_s: float) -> None:
-        self._service = service
-        self._interval_s = interval_s
-        self._refused: dict[str, FilesOfRule] = {}
-        self._postponed: dict[str, Postponement] = {}
-
-    def is_due(self, rule: str, files: FilesOfRule) -> bool:
-        """Whether these files were not refused, and the rule is not put off."""
-        postponed = self._postponed.get(rule)
-        is_put_off = postponed is not None and time.monotonic() < postponed.until
-        return self._refused.get(rule) != files and not is_put_off
-
-    async def serve(self, rule: str, files: FilesOfRule) -> None:
-        """Serve the rule by its weights as they are now; the log says what came of it."""
-        postponed = self._postponed.pop(rule, None)
-        try:
-            await self._service.serve(rule)
-            log.info("the rule %s is served by its new weights", rule)
-        except Overloaded as error:
-            pause_s = 2 * (postponed.pause_s if postponed else self._interval_s)
-            pause_s = min(MAX_PAUSE_S, pause_s)
-            self._postponed[rule] = Postponement(pause_s, time.monotonic() + pause_s)
-            log.warning("the rule %s is put off for %g s: %s", rule, pause_s, error)
-        except GuardError as error:
-            self._refused[rule] = files
-            log.error("the rule %s is served as before: %s", rule, error)
-        except Exception:  # a rule that was removed meanwhile, for example
-            log.exception("the rule %s is served as before", rule)
-
-
-class Postponement(NamedTuple):
-    """How long a rule is not tried again, and until when, by time.monotonic."""
-
-    pause_s: float
-    until: float
-
-
-# Of each file its name, size and time of change in ns: what changes with its content.
-FilesOfRule = frozenset[tuple[str, int, int]]
-
-
-class WatchedFolders(NamedTuple):
-    """The files of rules with other cards than are served, and why cards cannot be read."""
-
-    changed: dict[str, FilesOfRule]
-    unreadable: dict[str, str]
-
-
-def _look(service: CheckService) -> WatchedFolders:
-    look = WatchedFolders({}, {})
+def _look(service: CheckService, watched: defaultdict[str, WatchedRule]) -> list[str]:
+    """The rules with another card than is served, whose files the last look found the same."""
+    copied: list[str] = []
     for rule, served in list(service.cards.items()):
+        found = watched[rule]
+        before, found.files = found.files, None
         try:
             folder = service.folder(rule)
         except GuardError:  # it has none
@@ -117,9 +79,31 @@ def _look(service: CheckService) -> WatchedFolders:
             states = [(path.name, path.stat()) for path in folder.iterdir()]
             card = read_card(folder)
         except (GuardError, OSError) as error:
-            look.unreadable[rule] = str(error)
+            found.unread_looks += 1
+            if found.unread_looks == UNREAD_LOOKS:
+                log.error("the rule %s is served as before: %s", rule, error)
             continue
+        found.unread_looks = 0
         if card != served:
             files = [(name, state.st_size, state.st_mtime_ns) for name, state in states]
-            look.changed[rule] = frozenset(files)
-    return look
+            found.files = frozenset(files)
+            if found.files == before:
+                copied.append(rule)
+    return copied
+
+
+async def _serve(service: CheckService, rule: str, found: WatchedRule, interval_s: float) -> None:
+    """Serve the rule by its weights as they are now; the log says what came of it."""
+    pause_s, found.pause_s = found.pause_s or interval_s, 0.0
+    try:
+        await service.serve(rule)
+        log.info("the rule %s is served by its new weights", rule)
+    except Overloaded as error:
+        found.pause_s = min(MAX_PAUSE_S, 2 * pause_s)
+        found.not_before = time.monotonic() + found.pause_s
+        log.warning("the rule %s is put off for %g s: %s", rule, found.pause_s, error)
+    except GuardError as error:
+        found.refused = found.files
+        log.error("the rule %s is served as before: %s", rule, error)
+    except Exception:  # a rule that was removed meanwhile, for example
+        log.exception("the rule %s is served as before", rule)

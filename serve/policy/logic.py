@@ -53,9 +53,7 @@ class Expression(Protocol):
         """The rules whose verdicts it reads."""
         ...
 
-    def evaluate(self, facts: Facts) -> Decision:
-        """The decision by these facts."""
-        ...
+    def evaluate(self, facts: Facts) -> Decision: ...
 
 
 @dataclass(frozen=True)
@@ -66,11 +64,9 @@ class RuleTerm:
 
     @property
     def rules(self) -> frozenset[str]:
-        """The rule's name."""
         return frozenset({self.name})
 
     def evaluate(self, facts: Facts) -> Decision:
-        """The rule's ruling; without one it is unjudged."""
         ruling = facts.rulings.get(self.name, Ruling.UNJUDGED)
         return Decision(ruling, (self.name,))
 
@@ -84,7 +80,6 @@ class MetadataTerm:
 
     @property
     def rules(self) -> frozenset[str]:
-        """No rules: it reads the request's metadata alone."""
         return frozenset()
 
     def evaluate(self, facts: Facts) -> Decision:
@@ -106,7 +101,6 @@ class Connective:
 
     @property
     def rules(self) -> frozenset[str]:
-        """The rules of all parts."""
         rules: frozenset[str] = frozenset()
         for part in self.parts:
             rules |= part.rules
@@ -131,11 +125,9 @@ class Negation:
 
     @property
     def rules(self) -> frozenset[str]:
-        """The rules of the expression."""
         return self.negated.rules
 
     def evaluate(self, facts: Facts) -> Decision:
-        """The opposite ruling, decided by the same rules and metadata."""
         decision = self.negated.evaluate(facts)
         return Decision(decision.ruling.opposite, decision.decided_by)
 

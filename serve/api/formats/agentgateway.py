@@ -18,15 +18,13 @@ https://github.com/agentgateway/agentgateway
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Depends, Header, Request
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from guard.conversation import keys
 from guard.conversation.chat import ChatMessage
-from guard.conversation.example import Message
 from serve.api.access import Caller
 from serve.api.formats.conversation import ChatMessages, NoHiddenWords, from_chat, plain_error
 from serve.api.input.limits import MAX_CALL_ID, MAX_TEXTS
@@ -88,59 +86,34 @@ class ReplyRequest(NoHiddenWords):
     body: ReplyChoices
 
 
-class PassAction(BaseModel):
-    """The gateway has nothing to do."""
-
-    reason: str = "no rule is violated"
-
-
-class RejectAction(BaseModel):
-    """The response that the gateway gives instead."""
-
-    body: str
-    status_code: int = 403
-    reason: str
-
-
-class WebhookResponse(BaseModel):
-    """The action that the gateway takes."""
-
-    action: RejectAction | PassAction
-
-
 @router.post("/request")
 async def prompt(
     body: PromptRequest, rule_set: Selected, request: Request, call_id: CallId = None
-) -> WebhookResponse:
+) -> dict[str, Any]:
     """Put what is sent to a model to the rules."""
-    messages, calls = from_chat(body.body.messages), Caller.of(request).calls
-    with calls.kept_if_it_fails(call_id, messages):
-        answer = await _action(request, [messages], rule_set)
-    if call_id and isinstance(answer.action, PassAction):  # only then a reply will come
-        calls.keep(call_id, messages)
-    return answer
+    messages = from_chat(body.body.messages)
+    service, question = CheckService.of(request), Question(rule_set)
+    return _action(await service.check_sent(request, call_id, messages, question))
 
 
 @router.post("/response")
 async def reply(
     body: ReplyRequest, rule_set: Selected, request: Request, call_id: CallId = None
-) -> WebhookResponse:
+) -> dict[str, Any]:
     """Put what came from a model to the rules, each reply as the end of the conversation."""
     sent = Caller.of(request).calls.find(call_id).messages
     replies = from_chat(choice.message for choice in body.body.choices)
-    return await _action(request, [(*sent, message) for message in replies], rule_set)
+    conversations = [(*sent, message) for message in replies]
+    service, question = CheckService.of(request), Question(rule_set)
+    return _action(violated(await service.check_each(request, conversations, question)))
 
 
-async def _action(
-    request: Request, conversations: Sequence[Sequence[Message]], rule_set: RuleSet
-) -> WebhookResponse:
-    question = Question(rule_set)
-    checks = await CheckService.of(request).check_each(request, conversations, question)
-    violations = violated(checks)
+def _action(violations: list[str]) -> dict[str, Any]:
+    """What the gateway does: nothing, or give this response instead."""
     if not violations:
-        return WebhookResponse(action=PassAction())
+        return {"action": {"reason": "no rule is violated"}}
     reason = f"violates {', '.join(violations)}"
-    return WebhookResponse(action=RejectAction(body=f"Refused: {reason}", reason=reason))
+    return {"action": {"body": f"Refused: {reason}", "status_code": 403, "reason": reason}}
 
 
 def _reading(text: str) -> list[str]:

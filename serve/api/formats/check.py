@@ -21,7 +21,6 @@ from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Request
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
-from starlette.exceptions import HTTPException
 
 from guard.conversation.chat import ChatMessage, says_nothing
 from guard.conversation.example import Message
@@ -288,7 +287,7 @@ async def _explanations(
     rule. Leave-one-out names the turn as well (docs/results/quality.md), but computes all turns
     behind the one that is left out again. Raises as `CheckService.check`.
     """
-    violated = [verdict.rule for verdict in decided.check.verdicts if verdict.violates]
+    violated = decided.violated
     if not violated:
         return {}
     # The verdicts are still to be answered, to a caller who waits no longer than the deadline.
@@ -327,14 +326,7 @@ def _largest_rise(verdicts: Sequence[Verdict | None]) -> Explanation:
 def asked(body: CheckRequest, request: Request) -> Question:
     """What the body asks, of what is served now. Raises HTTPException 422 for a misspelt name."""
     catalogue = Caller.of(request).catalogue
-    unknown = [name for name in body.rules or () if name not in catalogue.rules]
-    if unknown:
-        nearest = catalogue.nearest_rule(unknown[0])
-        raise HTTPException(422, f"rules: not served: {', '.join(unknown)}; {nearest}")
-    if body.rule_set is not None and body.rule_set not in catalogue.rule_sets:
-        nearest = catalogue.nearest_rule_set(body.rule_set)
-        raise HTTPException(422, f"rule_set: there is no {body.rule_set!r}; {nearest}")
-    rule_set = catalogue.selected(body.rules, body.rule_set)
+    rule_set = catalogue.selected(body.rules, body.rule_set, unknown=422)
     return Question(rule_set, body.metadata, body.cache_salt)
 
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Depends, Header, Request
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.exceptions import HTTPException
 
 from guard.conversation import keys
@@ -59,6 +59,7 @@ def _rule(
 
 
 Rule = Annotated[str, Depends(_rule)]
+Detection = dict[str, Any]  # as the API has it
 
 
 class DetectorRequest(NoHiddenWords):
@@ -95,45 +96,15 @@ class ContextRequest(DetectorRequest):
     context: Annotated[list[str], Field(min_length=1, max_length=MAX_MESSAGES - 1)]
 
 
-class DetectionMetadata(BaseModel):
-    """What the score means: at which threshold it is a violation, and by which version."""
-
-    threshold: float
-    confident: bool
-    version: str
-
-
-class Detection(BaseModel):
-    """A rule that is violated; `score` is the calibrated probability of it."""
-
-    detection: Literal["violation"] = "violation"
-    detection_type: str
-    detector_id: str
-    score: float
-    metadata: DetectionMetadata
-
-
-class TextDetection(Detection):
-    """A violation in a text: all of it, in characters from `start` to `end`."""
-
-    start: Literal[0] = 0
-    end: int
-    text: str
-
-
 @router.post("/api/v1/text/contents")
 @router.post("/{detector_id}/api/v1/text/contents")
-async def contents(
-    body: ContentsRequest, rule: Rule, request: Request
-) -> list[list[TextDetection]]:
+async def contents(body: ContentsRequest, rule: Rule, request: Request) -> list[list[Detection]]:
     """Put each text to the rule: a list of detections a text, empty where there is none."""
     texts = from_texts(body.contents, "contents")
-    located = []
-    for text, detections in zip(body.contents, await _judge(request, rule, texts), strict=True):
-        placed = []
-        for detection in detections:
-            placed.append(TextDetection(end=len(text), text=text, **detection.model_dump()))
-        located.append(placed)
+    located = await _judge(request, rule, texts)
+    for text, detections in zip(body.contents, located, strict=True):
+        for detection in detections:  # in all of it
+            detection |= {"start": 0, "end": len(text), "text": text}
     return located
 
 
@@ -183,10 +154,15 @@ async def _judge(
 
 
 def _detection(verdict: Verdict, version: str) -> Detection:
+    """A rule that is violated; `score` is the calibrated probability of it."""
     threshold, confident = verdict.threshold, verdict.confident
-    metadata = DetectionMetadata(threshold=threshold, confident=confident, version=version)
-    rule, score = verdict.rule, verdict.p_violation
-    return Detection(detection_type=rule, detector_id=rule, score=score, metadata=metadata)
+    return {
+        "detection": "violation",
+        "detection_type": verdict.rule,
+        "detector_id": verdict.rule,
+        "score": verdict.p_violation,
+        "metadata": {"threshold": threshold, "confident": confident, "version": version},
+    }
 
 
 def _reading(text: str) -> list[str]:

@@ -17,12 +17,12 @@ other formats.
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
 from guard.conversation import keys
 from guard.conversation.chat import (
@@ -157,16 +157,12 @@ class GuardrailRequest(NoHiddenWords):
 
     def _with_unread(self, chat: tuple[Message, ...]) -> tuple[Message, ...]:
         """A chat, partly read if what stands beside its messages stands in none of them."""
-        lines_said: set[str] = set()
+        beside: list[str] = []
+        if not _are_said(self.texts or (), chat):
+            beside.append("texts has what no message says")
         calls: set[str] = set()
-        for turn in chat:
-            lines_said.update(turn.content.splitlines())
         for message in self.structured_messages or ():
             calls.update(map(_call_key, message.calls))
-        in_order = sorted(lines_said)
-        beside: list[str] = []
-        if any(not _is_said(text, lines_said, in_order) for text in self.texts or ()):
-            beside.append("texts has what no message says")
         if not calls.issuperset(map(_call_key, self.tool_calls or ())):
             beside.append("tool_calls has a call of no message")
         if self.images and not unread_parts(chat):
@@ -192,16 +188,17 @@ class GuardrailRequest(NoHiddenWords):
         return [ContentPart(type="image_url") for _ in self.images or ()]
 
 
-def _is_said(text: str, lines_said: set[str], in_order: Sequence[str]) -> bool:
-    """Whether each line of a text is among `lines_said`. The last may be the beginning of
-    one: LiteLLM cuts texts at its option `max_text_chars`.
+def _are_said(texts: Sequence[str], chat: Sequence[Message]) -> bool:
+    """Whether the chat says each of the texts, in their order: LiteLLM sends those of the messages,
+    some cut at its option `max_text_chars`. One pass: none is looked for before the last.
     """
-    if not text:
-        return True
-    *lines, last = text.splitlines()
-    first = bisect_left(in_order, last)  # what begins so stands from here on
-    begins_one = first < len(in_order) and in_order[first].startswith(last)
-    return begins_one and lines_said.issuperset(lines)
+    whole = "\n".join(turn.content for turn in chat)
+    at = 0
+    for text in texts:
+        at = whole.find(text, at)
+        if at < 0:
+            return False
+    return True
 
 
 def _call_key(call: dict[str, Any]) -> str:
@@ -227,41 +224,29 @@ def _reply(content: str, unread: tuple[str, ...]) -> Message:
         raise Unjudged(str(error), "unread_content") from error
 
 
-class GuardrailResponse(BaseModel):
-    """The action that LiteLLM takes. A missing action would read as "NONE" there."""
-
-    action: Literal["NONE", "BLOCKED"]
-    blocked_reason: str | None = None
-
-
-@router.post(PATH, response_model_exclude_none=True)
-async def guard(body: GuardrailRequest, request: Request) -> GuardrailResponse:
-    """Put a request, or the replies to it, to the rules."""
-    caller = Caller.of(request)
+@router.post(PATH)
+async def guard(body: GuardrailRequest, request: Request) -> dict[str, str]:
+    """Put a request, or the replies to it, to the rules; the action that LiteLLM takes. A missing
+    action would read as "NONE" there.
+    """
+    caller, service = Caller.of(request), CheckService.of(request)
     params = body.additional_provider_specific_params or GuardrailParams()
     rule_set = caller.catalogue.selected(params.rules, params.rule_set)
+    question = Question(rule_set, params.metadata)
     problem: Unjudged | None = None
-    sent_id: str | None = None  # of a request, whose reply is judged later
-    sent: tuple[Message, ...] = ()
     if body.input_type == "request":
-        sent_id, sent = body.litellm_call_id, body.sent
-        conversations = [sent]
-        salt = body.request_data.user_api_key_team_id or None
+        salted = replace(question, cache_salt=body.request_data.user_api_key_team_id or None)
+        rules = await service.check_sent(request, body.litellm_call_id, body.sent, salted)
     else:
         call = caller.calls.find(body.litellm_call_id)
-        salt = call.cache_salt
         conversations, problem = body.replies_after(call.messages)
-    with caller.calls.kept_if_it_fails(sent_id, sent, salt):
-        question = Question(rule_set, params.metadata, salt)
-        checks = await CheckService.of(request).check_each(request, conversations, question)
-        rules = violated(checks)
+        salted = replace(question, cache_salt=call.cache_salt)
+        rules = violated(await service.check_each(request, conversations, salted))
     if rules:
-        return GuardrailResponse(action="BLOCKED", blocked_reason=f"violates {', '.join(rules)}")
+        return {"action": "BLOCKED", "blocked_reason": f"violates {', '.join(rules)}"}
     if problem is not None:
         raise problem
-    if sent_id:  # let pass: a reply will come
-        caller.calls.keep(sent_id, sent, salt)
-    return GuardrailResponse(action="NONE")
+    return {"action": "NONE"}
 
 
 def _reading(text: str) -> list[str]:

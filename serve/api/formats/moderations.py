@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import json
 import uuid
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from guard.conversation.chat import ContentPart
 from guard.conversation.example import Message
@@ -51,49 +51,29 @@ class ModerationRequest(KnownKeys):
     model: str | None = None
 
 
-class ModerationResult(BaseModel):
-    """The rules on one text: `categories` are violated or not, `category_scores` how probably."""
-
-    flagged: bool
-    categories: dict[str, bool]
-    category_scores: dict[str, float]
-    category_applied_input_types: dict[str, list[Literal["text"]]]
-
-    @classmethod
-    def of(cls, decided: DecidedCheck) -> ModerationResult:
-        """The verdicts of a check, each a category; flagged is what they mean together."""
-        categories, scores = {}, {}
-        for verdict in decided.check.verdicts:
-            categories[verdict.rule] = verdict.violates
-            scores[verdict.rule] = verdict.p_violation
-        return cls(
-            flagged=decided.decision.ruling is Ruling.VIOLATION,
-            categories=categories,
-            category_scores=scores,
-            category_applied_input_types={rule: ["text"] for rule in categories},
-        )
-
-
-class ModerationResponse(BaseModel):
-    """A result for each text."""
-
-    id: str
-    model: str
-    results: list[ModerationResult]
-
-
 @router.post("/v1/moderations")
-async def moderate(body: ModerationRequest, request: Request) -> ModerationResponse:
-    """Put each text to the rules."""
+async def moderate(body: ModerationRequest, request: Request) -> dict[str, Any]:
+    """Put each text to the rules: a result for each, as OpenAI's API has it."""
     model = body.model or DEFAULT_MODEL
     rule_set = _selected(Caller.of(request).catalogue, model)
     conversations = _conversations(body.input)
     checks = await CheckService.of(request).judge_each(request, conversations, Question(rule_set))
-    return ModerationResponse(
-        id=f"modr-{uuid.uuid4().hex}",
-        model=model,
-        results=[ModerationResult.of(check) for check in checks],
-    )
+    results = [_result(decided) for decided in checks]
+    return {"id": f"modr-{uuid.uuid4().hex}", "model": model, "results": results}
+
+
+def _result(decided: DecidedCheck) -> dict[str, Any]:
+    """The verdicts of a check, each a category; flagged is what they mean together."""
+    categories, scores = {}, {}
+    for verdict in decided.check.verdicts:
+        categories[verdict.rule] = verdict.violates
+        scores[verdict.rule] = verdict.p_violation
+    return {
+        "flagged": decided.decision.ruling is Ruling.VIOLATION,
+        "categories": categories,
+        "category_scores": scores,
+        "category_applied_input_types": {rule: ["text"] for rule in categories},
+    }
 
 
 def _selected(catalogue: Catalogue, model: str) -> RuleSet:
@@ -101,7 +81,7 @@ def _selected(catalogue: Catalogue, model: str) -> RuleSet:
     if model in OPENAI_MODELS:
         return catalogue.selected(None)
     if model in catalogue.rule_sets:
-        return catalogue.rule_set(model)
+        return catalogue.selected(None, model)
     return catalogue.selected([model])
 
 

@@ -19,14 +19,13 @@ from typing import Annotated, Literal, Self
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field, model_validator
 
-from guard.conversation.example import Message
 from guard.errors import GuardError
 from serve.api.access import Caller
 from serve.api.formats import check
 from serve.api.formats.check import CheckRequest, TokenUsage, UnjudgedRule
 from serve.api.input.limits import MAX_TURNS
 from serve.api.input.strict_json import StrictRoute
-from serve.api.service import CheckService, DecidedCheck, Question, SeveralChecks, rulings_of
+from serve.api.service import CheckService, DecidedCheck, Question, rulings_of
 from serve.api.wire_format import WireFormat
 from serve.policy.logic import Decision
 from serve.policy.rule_set import RuleSet
@@ -67,7 +66,7 @@ class TurnResult(BaseModel):
             turn=turn,
             verdict=decided.decision.ruling.value,
             p_violation={verdict.rule: verdict.p_violation for verdict in verdicts},
-            violated=_violated(decided),
+            violated=decided.violated,
             unjudged=check.unjudged_rules(decided.check),
         )
 
@@ -94,57 +93,58 @@ class TurnsResponse(BaseModel):
 async def check_turns(body: TurnsRequest, request: Request) -> TurnsResponse:
     """Put a conversation to the rules at the end of every turn."""
     question = check.asked(body, request)
-    rule_set, since = question.rule_set, replace(question, purpose="since")
+    rule_set = question.rule_set
     Caller.of(request).check_size([body.conversation])
-    conversation, tools = body.conversation, body.tool_turns
-    start = len(tools) + body.since  # of what is new
-    ends = range(start + 1, len(conversation) + 1)
+    start = len(body.tool_turns) + body.since  # of what is new
     before: list[DecidedCheck] = []
     violated_before: list[str] = []
     if body.since:
-        before = (await _in_turn(request, [conversation[:start]], since)).all()
-        violated_before = _violated(before[0])
-    whole = await _in_turn(request, (conversation[:end] for end in ends), question)
-    alone = SeveralChecks([])
-    if violated_before:  # at every turn: a rule may judge the last one only
-        new = ((*tools, *conversation[start:end]) for end in ends[: len(whole.answered)])
-        rules = replace(RuleSet.any_of(violated_before), name=rule_set.name)
-        alone = await _in_turn(request, new, replace(since, rule_set=rules))
-    at_ends = _rulings(whole.answered, alone.answered, violated_before)
-    decisions = [rule_set.decide(rulings, body.metadata or {}) for rulings in at_ends]
-    failure = whole.failure or alone.failure
+        since = replace(question, purpose="since")
+        service = CheckService.of(request)
+        before = [await service.check(request, body.conversation[:start], since)]
+        violated_before = before[0].violated
+    whole, alone, failure = await _at_ends(request, body, question, start, violated_before)
+    rulings = _rulings(whole, alone, violated_before)
+    decisions = [rule_set.decide(at_end, body.metadata or {}) for at_end in rulings]
     if failure and not any(decision.ruling is Ruling.VIOLATION for decision in decisions):
         raise failure
     decision = _together(decisions)
-    turns = dict(enumerate(whole.answered, start=body.since))
-    every_check = (*before, *whole.answered, *alone.answered)
+    turns = dict(enumerate(whole, start=body.since))
     return TurnsResponse(
         verdict=decision.ruling.value,
         decided_by=list(decision.decided_by),
         rule_set=rule_set.name,
         turns=[TurnResult.of(turn, decided) for turn, decided in turns.items()],
         first_violation=_first_violations(turns, violated_before),
-        judged_alone=_highest(alone.answered, violated_before),
-        usage=TokenUsage.of(decided.check for decided in every_check),
+        judged_alone=_highest(alone, violated_before),
+        usage=TokenUsage.of(decided.check for decided in (*before, *whole, *alone)),
     )
 
 
-async def _in_turn(
-    request: Request, conversations: Iterable[Sequence[Message]], question: Question
-) -> SeveralChecks:
-    """A check of each conversation, one after the other, up to the first that fails."""
-    service = CheckService.of(request)
-    answered: list[DecidedCheck] = []
-    for messages in conversations:
-        try:
-            answered.append(await service.check(request, messages, question))
-        except GuardError as failure:
-            return SeveralChecks(answered, failure)
-    return SeveralChecks(answered)
-
-
-def _violated(decided: DecidedCheck) -> list[str]:
-    return [verdict.rule for verdict in decided.check.verdicts if verdict.violates]
+async def _at_ends(
+    request: Request,
+    body: TurnsRequest,
+    question: Question,
+    start: int,
+    violated_before: Sequence[str],
+) -> tuple[list[DecidedCheck], list[DecidedCheck], GuardError | None]:
+    """The checks at the end of each message from `start` on, and those of what is new by the rules
+    that were violated before; up to the first that fails, and its error.
+    """
+    service, conversation = CheckService.of(request), body.conversation
+    rules = replace(RuleSet.any_of(violated_before), name=question.rule_set.name)
+    of_new = replace(question, rule_set=rules, purpose="since")
+    whole: list[DecidedCheck] = []
+    alone: list[DecidedCheck] = []
+    try:
+        for end in range(start + 1, len(conversation) + 1):
+            whole.append(await service.check(request, conversation[:end], question))
+            if violated_before:  # at every turn: a rule may judge the last one only
+                new = (*body.tool_turns, *conversation[start:end])
+                alone.append(await service.check(request, new, of_new))
+    except GuardError as failure:
+        return whole, alone, failure
+    return whole, alone, None
 
 
 def _rulings(
@@ -180,7 +180,7 @@ def _first_violations(
 ) -> dict[str, int]:
     first: dict[str, int] = {}
     for turn, decided in turns.items():
-        for rule in _violated(decided):
+        for rule in decided.violated:
             if rule not in violated_before:
                 first.setdefault(rule, turn)
     return first

@@ -71,29 +71,30 @@ class BodyLines:
         except Exception as error:  # to whoever takes the lines
             await self._lines.put(error)
             return
-        if self.is_gone:
-            return
-        message = await self._receive()  # nothing else can come any more
-        if message["type"] == "http.disconnect":
-            self._gone.set()
+        await self._lines.put(None)
+        if not self.is_gone:
+            await self._received()  # nothing but a disconnect can come any more
 
     async def _split(self) -> None:
         unfinished: list[bytes] = []  # pieces of the last line: joined once, however many come
         more = True
         while more:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                self._gone.set()
-                break
+            message = await self._received()
+            if self.is_gone:
+                return
             more = message.get("more_body", False)
             piece, *next_lines = message.get("body", b"").split(b"\n")
             unfinished.append(piece)
             for line in next_lines:
                 await self._put(b"".join(unfinished))
                 unfinished = [line]
-        if not self.is_gone:
-            await self._put(b"".join(unfinished))
-        await self._lines.put(None)
+        await self._put(b"".join(unfinished))
+
+    async def _received(self) -> AsgiMessage:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self._gone.set()
+        return message
 
     async def _put(self, line: bytes) -> None:
         if line.strip():

@@ -18,47 +18,33 @@ from guard.files.strict_json import STRING, decoded, read_json
 from guard.files.text_file import GZIP, no_text
 from serve.api.input.encodings import ENCODING, TYPE, charsets
 
-# Twice as many as ten thousand messages with all of their fields have, or a thousand tools.
-MAX_VALUES = 300_000
+# Commas and opening brackets, twice as many as ten thousand messages with all of their fields have,
+# or a thousand tools.
+MAX_SIGNS = 300_000
 TOO_DEEP = "nested too deeply to be read"
 NOT_UNICODE = "not Unicode"
 
 
 class TooManyValues(ValueError):
-    """The JSON has more than MAX_VALUES values."""
+    """The JSON has more than MAX_SIGNS commas and brackets, and with them as many values."""
 
     def __str__(self) -> str:
-        return f"more than {MAX_VALUES:,} values"
+        return f"more than {MAX_SIGNS:,} commas and brackets"
 
 
 def read_body(content: bytes) -> Any:
-    """The value of a JSON text in UTF-8, -16 or -32. Raises as `read_json`, and TooManyValues."""
+    """The value of a JSON text in UTF-8, -16 or -32. Raises as `read_json`, and TooManyValues
+    before anything is parsed.
+    """
     text = decoded(content)
-    # n values have at most n + 1 opening brackets and fewer than n commas. So their number shows
-    # that there are too many before anything is parsed. Those inside of texts do not count, and
-    # are looked for only where there are many.
-    if _signs(text) > 2 * MAX_VALUES and _signs(STRING.sub("", text)) > 2 * MAX_VALUES:
+    # Those inside of texts do not count, and are looked for only where there are many.
+    if _signs(text) > MAX_SIGNS and _signs(STRING.sub("", text)) > MAX_SIGNS:
         raise TooManyValues
-    value = read_json(text)
-    _refuse_many(value)
-    return value
+    return read_json(text)
 
 
 def _signs(text: str) -> int:
     return text.count(",") + text.count("[") + text.count("{")
-
-
-def _refuse_many(value: Any) -> None:
-    """Raise TooManyValues for a value with more than MAX_VALUES others in it, at any depth."""
-    count = 0
-    containers = [value] if isinstance(value, (dict, list)) else []
-    while containers:
-        container = containers.pop()
-        inner = container.values() if isinstance(container, dict) else container
-        count += len(inner)
-        if count > MAX_VALUES:
-            raise TooManyValues
-        containers += [element for element in inner if isinstance(element, (dict, list))]
 
 
 class _StrictRequest(Request):

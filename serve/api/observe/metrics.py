@@ -32,21 +32,17 @@ class Metrics:
         self.registry = CollectorRegistry()
         counter = functools.partial(Counter, registry=self.registry)
         histogram = functools.partial(Histogram, buckets=LATENCIES, registry=self.registry)
-        text = "From the request's head to its response's end."
-        self._requests = histogram("guard_request_seconds", text, ["format", "status"])
-        text = "From a check's arrival to its verdicts, of those that have any."
-        self._latency = histogram("guard_check_seconds", text, ["rule_set"])
-        text = "Checks answered, by what the verdicts mean together."
-        self._checks = counter("guard_checks", text, ["tenant", "rule_set", "verdict"])
-        text = "Checks without any answer, by why."
-        self._failures = counter("guard_check_failures", text, ["code"])
-        text = "Rules without a verdict in an answered check, by why."
-        self._unjudged = counter("guard_unjudged", text, ["code"])
+        # How long requests take from their heads to the ends of their responses, and checks that
+        # are answered from their arrival to their verdicts.
+        self._requests = histogram("guard_request_seconds", "Requests.", ["format", "status"])
+        self._latency = histogram("guard_check_seconds", "Answered checks.", ["rule_set"])
+        by_answer = ["tenant", "rule_set", "verdict"]
+        self._checks = counter("guard_checks", "Checks answered, by their verdicts.", by_answer)
+        self._failures = counter("guard_check_failures", "Checks without any answer.", ["code"])
+        self._unjudged = counter("guard_unjudged", "Rules unjudged in answered checks.", ["code"])
         self._verdicts = counter("guard_verdicts", "Rules judged, or not.", ["rule", "verdict"])
-        text = "Verdicts that are not confident."
-        self._uncertain = counter("guard_uncertain_verdicts", text, ["rule"])
-        text = "Prompt tokens of answered checks, cached or computed."
-        self._tokens = counter("guard_tokens", text, ["source"])
+        self._uncertain = counter("guard_uncertain_verdicts", "Not confident.", ["rule"])
+        self._tokens = counter("guard_tokens", "Prompt tokens of answered checks.", ["source"])
         ProcessCollector(registry=self.registry)
         self._begin_at_zero(rules)
 

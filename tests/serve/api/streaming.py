@@ -25,12 +25,9 @@ class OpenStream:
 
     def write(self, line: object) -> None:
         """Send a line: bytes as they are, anything else as JSON; None ends the body."""
-        if line is None:
-            self._lines.put_nowait(None)
-        elif isinstance(line, bytes):
-            self._lines.put_nowait(line)
-        else:
-            self._lines.put_nowait(json.dumps(line).encode() + b"\n")
+        if not isinstance(line, bytes | None):
+            line = json.dumps(line).encode() + b"\n"
+        self._lines.put_nowait(line)
 
     async def read(self) -> dict[str, Any]:
         """The next line of the answer; empty once there is none."""
@@ -69,7 +66,6 @@ def streamed(
     use: Callable[[OpenStream], Awaitable[Any]],
     headers: dict[str, str] | None = None,
 ) -> Any:
-
     async def run() -> Any:
         async with open_stream(http, opening, headers) as stream:
             return await use(stream)

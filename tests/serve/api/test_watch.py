@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.exceptions import HTTPException
@@ -16,7 +16,7 @@ from guard.errors import GuardError
 from guard.weights.card import load_card, read_card
 from serve.api import watch as watch_module
 from serve.api.engine_service import EngineService
-from serve.api.watch import WatchedFolders, watch
+from serve.api.watch import watch
 from serve.engine.refusals import Overloaded
 from tests.serve.cards import save_card
 from tests.serve.toy_engine import ToyEngine
@@ -38,17 +38,19 @@ def engine(tmp_path: Path) -> ToyEngine:
     return engine
 
 
-def watched(engine: ToyEngine, seconds: float, meanwhile: Callable[[], None] | None = None) -> None:
+def watched(engine: ToyEngine, meanwhile: Callable[[], object], seconds: float = 0.1) -> None:
+    """Watch while that is done in another thread, and for some time longer."""
+
     async def run() -> None:
         service = EngineService(engine)  # type: ignore[arg-type]
         service.start()
         watching = asyncio.create_task(watch(service, interval_s=0.02))
         try:
-            if meanwhile is not None:
-                await asyncio.to_thread(meanwhile)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(watching, seconds)
+            await asyncio.to_thread(meanwhile)
+            await asyncio.sleep(seconds)
+            assert not watching.done()
         finally:
+            watching.cancel()
             await asyncio.to_thread(service.close)
 
     asyncio.run(run())
@@ -60,19 +62,19 @@ def train_again(folder: Path) -> None:
 
 
 def test_a_rule_that_was_trained_again_is_replaced_and_no_other(engine: ToyEngine) -> None:
-    watched(engine, 0.3)
+    watched(engine, lambda: None, seconds=0.3)
     assert engine.replaced == []
     train_again(engine.folders["other"])
-    watched(engine, 0.1, lambda: wait_until(lambda: engine.replaced))
+    watched(engine, lambda: wait_until(lambda: engine.replaced))
     assert set(engine.replaced) == {"other"}
     save_card(engine.folders["fine"], "fine", threshold=0.75)
-    watched(engine, 0.1, lambda: wait_until(lambda: "fine" in engine.replaced))
+    watched(engine, lambda: wait_until(lambda: "fine" in engine.replaced))
 
 
-def checked(engine: ToyEngine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The rules whose weights the engine refuses from now on, unless they are the card's."""
-    refused = []
-    serve = engine.serve
+def test_a_card_that_comes_before_its_weights_is_tried_once_and_again_with_them(
+    engine: ToyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused, serve = [], engine.serve
 
     def serve_checked(name: str, folder: Path | None = None) -> None:
         try:
@@ -83,59 +85,39 @@ def checked(engine: ToyEngine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         serve(name, folder)
 
     monkeypatch.setattr(engine, "serve", serve_checked)
-    return refused
-
-
-def test_a_card_that_comes_before_its_weights_is_tried_again_with_them(
-    engine: ToyEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refused = checked(engine, monkeypatch)
-    folder = engine.folders["fine"]
-    weights = folder / "adapter_model.safetensors"
+    weights = engine.folders["fine"] / "adapter_model.safetensors"
     old = weights.read_bytes()
-    train_again(folder)
+    train_again(weights.parent)
     new = weights.read_bytes()
     weights.write_bytes(old)
 
     def bring_the_weights() -> None:
         wait_until(lambda: refused)
-        time.sleep(0.2)
+        time.sleep(0.3)
         weights.write_bytes(new)
         wait_until(lambda: engine.replaced)
 
-    watched(engine, 0.1, bring_the_weights)
+    watched(engine, bring_the_weights)
     assert (refused, set(engine.replaced)) == (["fine"], {"fine"})
 
 
 def test_what_is_being_copied_is_not_tried(
     engine: ToyEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused = checked(engine, monkeypatch)
     folder = engine.folders["fine"]
-    save_card(folder, "fine", files={"adapter_model.safetensors": "0" * 64})
+    train_again(folder)
     looks = 0
 
-    def grow(service: EngineService) -> WatchedFolders:
+    def grow(*arguments: Any) -> list[str]:
         nonlocal looks
         looks += 1
         (folder / ".words.safetensors.part").write_bytes(b"x" * looks)
-        return look(service)
+        return look(*arguments)
 
     look = watch_module._look
     monkeypatch.setattr(watch_module, "_look", grow)
-    watched(engine, 0.1, lambda: wait_until(lambda: looks > 3))
-    assert (refused, engine.replaced) == ([], [])
-
-
-def test_the_unservable_is_tried_once(engine: ToyEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(name: str, folder: Path | None = None) -> None:
-        engine.replaced.append(name)
-        raise GuardError("never")
-
-    monkeypatch.setattr(engine, "serve", refuse)
-    train_again(engine.folders["fine"])
-    watched(engine, 0.3, lambda: wait_until(lambda: engine.replaced))
-    assert engine.replaced == ["fine"]
+    watched(engine, lambda: wait_until(lambda: looks > 3))
+    assert engine.replaced == []
 
 
 def test_what_there_is_no_room_for_is_tried_again_after_pauses_that_double(
@@ -152,7 +134,7 @@ def test_what_there_is_no_room_for_is_tried_again_after_pauses_that_double(
     monkeypatch.setattr(engine, "serve", refuse)
     monkeypatch.setattr(watch_module, "MAX_PAUSE_S", 0.2)
     train_again(engine.folders["fine"])
-    watched(engine, 0.1, lambda: wait_until(lambda: len(tries) > 4))
+    watched(engine, lambda: wait_until(lambda: len(tries) > 4))
     pauses = [after - before for before, after in pairwise(tries)]
     for pause, at_least in zip(pauses, (0.04, 0.08, 0.16, 0.2), strict=True):
         assert pause >= at_least
@@ -162,46 +144,30 @@ def test_a_card_that_cannot_be_read_is_not_served_and_is_logged_once(
     engine: ToyEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     (engine.folders["fine"] / "card.json").write_text("{")
-    watched(engine, 0.2, lambda: wait_until(lambda: caplog.records))
+    watched(engine, lambda: wait_until(lambda: caplog.records), seconds=0.2)
     (record,) = caplog.records
     assert "fine is served as before" in record.getMessage()
     assert "card.json" in record.getMessage() and engine.replaced == []
 
 
-def test_after_a_look_or_a_change_that_fails_there_is_another(
+def test_after_looks_and_changes_that_fail_there_are_others_and_each_reason_is_logged_once(
     engine: ToyEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder, failures, calls = engine.folder, [KeyError("fine")], []
+    folder, failures, tried = engine.folder, ["away", "gone", "gone"], []
 
     def changed_meanwhile(rule: str) -> Path:
         if failures:
-            raise failures.pop()
+            raise KeyError(failures.pop())
         return folder(rule)
 
     async def serve(self: EngineService, rule: str) -> None:
-        calls.append(rule)
+        tried.append(rule)
         raise HTTPException(404, "removed meanwhile")
 
     monkeypatch.setattr(engine, "folder", changed_meanwhile)
     monkeypatch.setattr(EngineService, "serve", serve)
     train_again(engine.folders["other"])
-    watched(engine, 0.1, lambda: wait_until(lambda: len(calls) > 1, 20))
-    assert set(calls) == {"other"}
-    logged = [record.getMessage() for record in caplog.records if record.exc_info]
-    assert "whether rules were trained again" in logged[0]
-
-
-def test_why_looks_fail_is_logged_once_until_it_is_another_reason(
-    engine: ToyEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    reasons = ["gone", "gone", "gone", "away", "away"]
-    looks: list[str] = []
-
-    def failing(_: EngineService) -> WatchedFolders:
-        looks.append(reasons[min(len(looks), len(reasons) - 1)])
-        raise RuntimeError(looks[-1])
-
-    monkeypatch.setattr(watch_module, "_look", failing)
-    watched(engine, 0.1, lambda: wait_until(lambda: len(looks) >= len(reasons), 20))
+    watched(engine, lambda: wait_until(lambda: len(tried) > 1, 20))
+    assert set(tried) == {"other"}
     logged = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
-    assert logged == ["gone", "away"]
+    assert logged[:3] == ["'gone'", "'away'", "404: removed meanwhile"]

@@ -17,7 +17,6 @@ from typing import Any, get_args
 import pytest
 from httpx import Client
 
-from guard.conversation.chat import PartlyRead
 from guard.conversation.example import Message
 from guard.conversation.row import conversation_of
 from guard.errors import GuardError
@@ -41,6 +40,7 @@ from tests.serve.word_engine import BREAKS, CANNOT_BE_JUDGED, WORDS, WordEngine
 WORD = WORDS[RULE]
 SENTENCE = f"Take {WORD}."
 REPLY = {"role": "assistant", "content": "Hello."}
+CALL = {"id": "1", "type": "function", "function": {"name": "pay", "arguments": "{}"}}
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_whole_case = pytest.mark.parametrize("case", WHOLE, ids=str)
 every_format = pytest.mark.parametrize("name", wire_formats())
@@ -57,22 +57,25 @@ def client(engine: WordEngine) -> Iterator[Client]:
         yield client
 
 
-@every_format
-def test_a_format_has_examples_on_paths_of_its_own(name: str) -> None:
-    stated = wire_formats()[name]
-    assert stated.requests and bool(stated.replies) == bool(stated.call_id)
-    for example in (*stated.requests, *stated.replies):
-        having = [other for other, one in wire_formats().items() if one.has_path(example.path)]
-        assert having == [name]
+def test_a_format_has_examples_on_paths_of_its_own_and_every_route_is_described() -> None:
+    paths: list[str] = []
+    for name, stated in wire_formats().items():
+        assert stated.requests and bool(stated.replies) == bool(stated.call_id), name
+        for example in (*stated.requests, *stated.replies):
+            assert stated.has_path(example.path), example
+        paths += [route.path for route in stated.router.routes]  # type: ignore[attr-defined]
+    own = {"/health", "/healthz", "/readyz", "/metrics", "/admin/rules/{rule}"}
+    described: dict[str, Any] = create_app(ToyEngine()).openapi()["paths"]  # type: ignore[arg-type]
+    assert len(paths) == len(set(paths)) and not own & set(paths)
+    assert set(described) == {*paths} | own
 
 
 @every_format
 def test_an_error_says_what_and_why_and_nothing_that_reads_as_a_verdict(name: str) -> None:
     for code in get_args(Code):
-        for status in (400, 422, 500, 503):
-            body = json.dumps(wire_formats()[name].error_body(status, "the message", code))
-            assert "the message" in body and code in body
-            assert "allow" not in body and "action" not in body
+        body = json.dumps(wire_formats()[name].error_body(503, "the message", code))
+        assert "the message" in body and code in body
+        assert "allow" not in body and "action" not in body
 
 
 @pytest.mark.parametrize(
@@ -89,10 +92,20 @@ def test_an_answer_is_the_rule_s(client: Client, case: Case, text: str, expected
 
 
 @every_case
-def test_where_the_engine_fails_nothing_is_allowed(client: Client, case: Case) -> None:
+def test_where_the_engine_fails_or_there_is_no_room_nothing_is_allowed(
+    client: Client, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     response = case.say(client, BREAKS)
     assert response.status_code == (200 if case.name == "stream" else 503)
     assert outcome(case, response) == "unjudged" and "the engine failed" in response.text
+    said = case.wire_format.error_body(503, "", "nan").keys()
+    wrong_method = client.get(case.example.path)
+    assert wrong_method.json().keys() == said and "GET /docs describes" in wrong_method.text
+    monkeypatch.setattr("serve.api.input.limits.MAX_REQUESTS", 0)
+    monkeypatch.setattr("serve.api.input.limits.MAX_STREAMS", 0)
+    full = case.say(client, "Hi")
+    assert full.status_code == 503 and full.json().keys() == said
+    assert full.headers["retry-after"] == "1"
 
 
 @every_whole_case
@@ -113,12 +126,9 @@ BROKEN = {
     "half a surrogate pair": (lambda body: body.replace(b"MARK", rb"\ud83d"), ""),
     "cut off": (lambda body: body[: len(body) // 2], "not JSON"),
     "two values": (lambda body: body + body, ""),
-    "a comma too many": (lambda body: body.partition(b"\n")[0][:-1] + b",}", "not JSON"),
     "no number": (lambda body: body.replace(b'"MARK"', b"NaN"), ""),
     "too many digits": (lambda body: body.replace(b'"MARK"', b"9" * 5000), "too many digits"),
-    "a control character": (lambda body: body.replace(b"MARK", b"\x00"), "not JSON"),
     "nested": (lambda body: body.replace(b'"MARK"', b"[" * 100_000), "nested too deeply"),
-    "a key twice": (lambda body: b'{"twice": 1, "twice": 1, ' + body[1:], "'twice' stands twice"),
 }
 
 
@@ -137,14 +147,50 @@ def test_a_broken_body_is_refused(client: Client, case: Case, fault: str) -> Non
     assert isinstance(response.json(), dict) and said in response.text
 
 
+def objects(value: Any) -> Iterator[dict[str, Any]]:
+    """All objects in a JSON value, at any depth."""
+    if isinstance(value, dict):
+        yield value
+    inner = value.values() if isinstance(value, dict) else value
+    if isinstance(value, dict | list):
+        for element in inner:
+            yield from objects(element)
+
+
+def hiding(request: WireRequest) -> Iterator[bytes]:
+    """What the request sends, with the word in any of its objects: under a key that is unknown or
+    has no words, or once more under one that stands there, as the first or as the last.
+    """
+    bodies: list[dict[str, Any]] = json.loads(json.dumps(request.bodies))
+    for found in list(objects(bodies)):
+        whole = dict(found)
+        for key in ("documents", "Content", "usage", *whole):
+            for fields in ({MARK: 0} | whole, whole | {MARK: 0}):
+                found.clear()
+                found.update(fields)
+                content = "\n".join(map(json.dumps, bodies))
+                hidden = f"{json.dumps(key)}: {json.dumps(WORD)}"
+                yield content.replace(f'"{MARK}": 0', hidden).encode()
+        found.clear()
+        found.update(whole)
+
+
 @every_case
-def test_an_unknown_key_with_words_is_never_allowed(client: Client, case: Case) -> None:
-    *before, whole = case.requests([HI])
+def test_no_word_is_hidden_under_an_unknown_key_or_one_that_stands_twice(
+    client: Client, case: Case
+) -> None:
+    text = {"role": "assistant", "content": [{"type": "text", "text": "Hi"}], "tool_calls": [CALL]}
+    messages = [HI, text] if case.has_messages else [HI]
+    *before, last = case.requests(messages)
     for request in before:
         request.send(client)
-    first, *lines = whole.bodies
-    hidden = WireRequest(whole.path, (first | {"documents": [WORD]}, *lines), whole.headers)
-    assert outcome(case, hidden.send(client)) != "allow"
+    assert outcome(case, last.send(client)) == "allow"
+    for content in hiding(last):
+        assert outcome(case, last.send_content(client, content)) != "allow", content
+    if case.has_messages:  # beside hidden words a violation is one; our own formats refuse them
+        response = case.ask(client, [HI, REPLY | {"content": WORD, "parts": ["Hi"]}])
+        is_refused = response.status_code == 422 and "parts" in response.text
+        assert is_refused or outcome(case, response) == "violation"
 
 
 @every_case
@@ -180,6 +226,9 @@ def test_without_a_tenant_s_key_or_beyond_its_limits_nothing_is_judged(case: Cas
         shop = HEADERS["shop"]
         large = request.send_content(client, request.content.ljust(2001), **shop)
         assert large.status_code == 413 and "2,000 bytes" in large.text
+        packed = gzip.compress(request.content.ljust(2001))
+        large = request.send_content(client, packed, content_encoding="gzip", **shop)
+        assert large.status_code == 413 and "2,000 bytes" in large.text
         long = case.say(client, "x" * 120, **HEADERS["bank"])
         assert long.status_code == 413 and "your limit is 100" in long.text
         other = request.renamed("other")
@@ -195,42 +244,23 @@ def test_without_a_tenant_s_key_or_beyond_its_limits_nothing_is_judged(case: Cas
         assert outcome(case, case.ask(client, [HI], **shop)) == "allow"
 
 
-@every_case
-def test_every_error_before_a_route_is_in_the_words_of_the_format(
-    client: Client, case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = case.wire_format.error_body(503, "", "nan").keys()
-    assert client.get(case.example.path).json().keys() == said
-    monkeypatch.setattr("serve.api.input.limits.MAX_REQUESTS", 0)
-    monkeypatch.setattr("serve.api.input.limits.MAX_STREAMS", 0)
-    full = case.say(client, "Hi")
-    assert full.status_code == 503 and full.json().keys() == said
-    assert full.headers["retry-after"] == "1"
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("threshold", "expected"), [(0.25, "violation"), (0.99, "allow")])
-def test_the_real_engine_answers(
-    monkeypatch: pytest.MonkeyPatch, threshold: float, expected: str
+def test_the_real_engine_answers_and_32_000_tokens_are_unjudged(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Random adapters say about a half to everything."""
     served = guard_engine()._rules._served
-    card = served[RULE].card.model_copy(update={"threshold": threshold})
-    monkeypatch.setitem(served, RULE, replace(served[RULE], card=card))
-    with serving(create_app(guard_engine())) as client:
-        for case in CASES:
-            if case.before is not None and expected == "violation":  # which has no reply
-                continue
-            assert outcome(case, case.say(client, "Call me at 555 0100.")) == expected, case
-
-
-@pytest.mark.slow
-def test_on_the_real_engine_a_conversation_of_32_000_tokens_is_unjudged() -> None:
-    with serving(create_app(guard_engine())) as client:
-        for case in (case for case in CASES if case.before is None):
-            response = case.say(client, "word " * 32_000)
-            assert outcome(case, response) == "unjudged", case
-            assert "fit" in response.text or "more than" in response.text
+    for threshold, expected in ((0.25, "violation"), (0.99, "allow")):
+        card = served[RULE].card.model_copy(update={"threshold": threshold})
+        monkeypatch.setitem(served, RULE, replace(served[RULE], card=card))
+        with serving(create_app(guard_engine())) as client:
+            for case in CASES:
+                if case.before is None or expected == "allow":  # a violation has no reply
+                    assert outcome(case, case.say(client, "Call me at 555 0100.")) == expected, case
+                if case.before is None:
+                    long = case.say(client, "word " * 32_000)
+                    assert outcome(case, long) == "unjudged", case
+                    assert "fit" in long.text or "more than" in long.text
 
 
 def relayed(request: WireRequest) -> RelayedRequest:
@@ -274,181 +304,88 @@ def test_a_cluster_of_two_shards_answers_every_format_as_one_server(tmp_path: Pa
                     answers.append((response.status_code, read))
                 assert answers[0] == answers[1], case
                 assert answers[0][1][0] == ("violation" if VIOLATES in text else "allow"), case
-        for pool in cluster.pools:
-            pool.replicas = []
-        for case in CASES:
-            *_, request = case.requests([HI])
-            lost = request.renamed(rules_on(1)[0]).send(client)
-            assert outcome(case, lost) == "unjudged", case
-            if case.name != "stream" and case.before is None:
-                assert lost.status_code == 503, case
-                assert lost.json().keys() == case.wire_format.error_body(503, "", "nan").keys()
-
-
-def test_no_two_formats_answer_the_same_path_and_every_route_is_described() -> None:
-    described: dict[str, Any] = create_app(ToyEngine()).openapi()["paths"]  # type: ignore[arg-type]
-    paths = [route.path for one in wire_formats().values() for route in one.router.routes]
-    others = {"/health", "/healthz", "/readyz", "/metrics", "/admin/rules/{rule}"}
-    assert len(paths) == len(set(paths)) and not others & set(paths)
-    assert set(described) == {*paths} | others
 
 
 # Ways to say nothing.
 SILENT: list[dict[str, Any]] = [
     {},
-    {"content": " \n"},
     {"content": "\u200b"},
-    {"content": []},
-    {"content": [{"type": "text", "text": ""}]},
+    {"content": [{"type": "text", "text": " \n"}]},
     {"content": None, "refusal": None, "tool_calls": [], "function_call": None, "audio": None},
-    {"content": None, "reasoning_content": "I should say ibuprofen.", "annotations": []},
     {"content": [{"type": "thinking", "thinking": "I should say ibuprofen.", "signature": "x"}]},
-]
-# What carries words under a key that no rule reads: of a message, or of its text;
-# tests/guard/conversation/test_keys.py has all kinds.
-HIDDEN: list[dict[str, Any]] = [
-    {"content_blocks": [{"type": "text", "text": WORD}]},
-    {"text": WORD},
-    {"Content": WORD},
-    {SENTENCE: 1},
-    {"id": SENTENCE},
-    {"usage": {"t": WORD}},
-    {"metadata": {"x": SENTENCE}},
-    {"images": [{"image_url": {"url": "x"}}]},
-    {"content": [{"type": "text", "text": "Hello.", "content": WORD}]},
-    {"content": [{"type": "output_text", "text": "Hello.", "citations": [{"cited_text": WORD}]}]},
 ]
 # What ordinary clients and gateways have beside a message's text.
 ORDINARY: list[dict[str, Any]] = [
     {"refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None},
     {"reasoning_content": "Hm.", "provider_specific_fields": {"refusal": None}},
-    {"thinking_blocks": [{"type": "thinking", "thinking": "Hm.", "signature": "x"}]},
-    {"cache_control": {"type": "ephemeral"}, "created_at": "2026-01-01"},
-    {"content": [{"type": "text", "text": "Hello.", "cache_control": {"type": "ephemeral"}}]},
-    {"content": [{"type": "output_text", "text": "Hello.", "annotations": [], "logprobs": []}]},
+    {"usage": {"input_tokens": 5}, "index": 1, "cache_control": {"type": "ephemeral"}},
     {"content": [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Hello."}]},
-    {
-        "content": [
-            {"type": "text", "text": "Hello.", "thought_signature": "Zm9v", "reasoning": "a"}
-        ]
-    },
-    {"tool_name": "pay", "call_id": "call_1", "user": "7", "encrypted_content": "Zm9v="},
-    {"usage": {"input_tokens": 5, "service_tier": "standard"}, "index": 1, "timestamp": 1.5},
     # What says nothing, under whatever key.
     {"prefix": True, "images": [], "weight": 1, "x": "", "y": {"a": 1}, "z": [1, None]},
 ]
 
 
-@pytest.mark.parametrize("said", SILENT)
 @every_whole_case
 def test_a_turn_that_says_nothing_is_an_empty_turn_and_alone_is_not_judged(
-    engine: WordEngine, client: Client, case: Case, said: dict[str, Any]
+    engine: WordEngine, client: Client, case: Case
 ) -> None:
-    messages = [HI, {"role": "assistant", **said}]
-    assert outcome(case, case.ask(client, messages)) == "allow"
-    user, silent = engine.conversations[-1][:2]
-    assert user == Message("user", "Hi") and type(silent) is Message
-    assert silent.role == "assistant" and not silent.content.strip(" \n\u200b")
-    assert conversation_of({"messages": messages}) == (user, silent)
-    asked = len(engine.conversations)
-    messages = [{"role": "user", **said}, {"role": "assistant", **said}]
-    assert outcome(case, case.ask(client, messages)) == "unjudged"
-    assert len(engine.conversations) == asked
-    with pytest.raises(GuardError, match="the conversation is empty"):
-        conversation_of({"messages": messages})
-
-
-@pytest.mark.parametrize("text", ["", " \n", "\u200b"])
-def test_a_text_that_says_nothing_is_not_judged(client: Client, text: str) -> None:
-    parts = [{"type": "text", "text": text}]
-    for path, body in (
-        (MODERATIONS, {"input": text}),
-        (MODERATIONS, {"input": ["Hi", text]}),
-        (MODERATIONS, {"input": parts}),
-        (f"/{RULE}/api/v1/text/contents", {"contents": [text]}),
-    ):
-        request = WireRequest(path, (body,), {})
-        assert outcome(request, request.send(client)) == "unjudged"
-
-
-@pytest.mark.parametrize("hidden", HIDDEN)
-@every_whole_case
-def test_words_that_no_rule_reads_are_unjudged(
-    client: Client, case: Case, hidden: dict[str, Any]
-) -> None:
-    for messages in ([HI, REPLY | hidden], [HI | hidden, REPLY]):
+    for said in SILENT:
+        messages = [HI, {"role": "assistant", **said}]
+        assert outcome(case, case.ask(client, messages)) == "allow"
+        user, silent = engine.conversations[-1][:2]
+        assert user == Message("user", "Hi") and type(silent) is Message
+        assert silent.role == "assistant" and not silent.content.strip(" \n\u200b")
+        assert conversation_of({"messages": messages}) == (user, silent)
+        asked = len(engine.conversations)
+        messages = [{"role": "user", **said}, {"role": "assistant", **said}]
         assert outcome(case, case.ask(client, messages)) == "unjudged"
-    stored = conversation_of({"messages": [HI, REPLY | hidden]})[-1]
-    assert isinstance(stored, PartlyRead) and "message 1 has the key" in stored.unread[0]
+        assert len(engine.conversations) == asked
+        with pytest.raises(GuardError, match="the conversation is empty"):
+            conversation_of({"messages": messages})
 
 
-@every_whole_case
-def test_beside_hidden_words_a_violation_is_one(client: Client, case: Case) -> None:
-    """Our own formats refuse unknown keys."""
-    response = case.ask(client, [HI, REPLY | {"content": WORD, "parts": ["Hi"]}])
-    is_refused = response.status_code == 422 and "parts" in response.text
-    assert is_refused or outcome(case, response) == "violation"
-
-
-@pytest.mark.parametrize("ordinary", ORDINARY)
 @every_whole_case
 def test_what_clients_have_beside_a_text_changes_nothing(
-    engine: WordEngine, client: Client, case: Case, ordinary: dict[str, Any]
+    engine: WordEngine, client: Client, case: Case
 ) -> None:
-    assert outcome(case, case.ask(client, [HI, REPLY | ordinary])) == "allow"
-    assert engine.conversations[-1][:2] == (Message("user", "Hi"), Message("assistant", "Hello."))
+    plain = (Message("user", "Hi"), Message("assistant", "Hello."))
+    for ordinary in ORDINARY:
+        assert outcome(case, case.ask(client, [HI, REPLY | ordinary])) == "allow", ordinary
+        assert engine.conversations[-1][:2] == plain
 
 
-CALL = {"id": "1", "type": "function", "function": {"name": "pay", "arguments": "{}"}}
-CHATS, MODERATIONS = "/v1/chat/completions", "/v1/moderations"
-DETECTORS = f"/{RULE}/api/v1/text/chat"
+CHATS, DETECTORS = "/v1/chat/completions", f"/{RULE}/api/v1/text/chat"
 TEXTS = {"input_type": "request", "texts": ["Hi"]}
 CHAT = {"input_type": "request", "structured_messages": [HI]}
 # Beside the conversation, or in a text's part, stand words that no rule reads.
 BESIDE: list[tuple[str, dict[str, Any]]] = [
-    (CHATS, {"messages": [HI], "response_format": {"type": "text", "x": WORD}}),
-    (CHATS, {"messages": [HI], "tools": [{"function": {"x": WORD}}]}),
-    (CHATS, {"messages": [HI], "functions": [{"description": WORD}]}),
+    (CHATS, {"model": RULE, "messages": [HI], "response_format": {"type": "text", "x": WORD}}),
+    (CHATS, {"model": RULE, "messages": [HI], "functions": [{"description": WORD}]}),
     (DETECTORS, {"messages": [HI], "tools": [{"function": {"description": WORD}}]}),
-    (MODERATIONS, {"input": [{"type": "text", "text": "Hi", "x": WORD}]}),
+    ("/v1/moderations", {"model": RULE, "input": [{"type": "text", "text": "Hi", "x": WORD}]}),
     (LITELLM, CHAT | {"texts": ["Hi", WORD]}),
     (LITELLM, TEXTS | {"request_data": {"text": WORD}}),
-    (LITELLM, TEXTS | {"usage": {"t": WORD}}),
     (LITELLM, TEXTS | {"litellm_trace_id": SENTENCE}),
     (LITELLM, CHAT | {"tool_calls": [{"function": {"name": "pay", "arguments": WORD}}]}),
     (LITELLM, CHAT | {"images": ["data:"]}),
-    ("/request", {"body": {"messages": [HI], "system": WORD}}),
 ]
 
 
-@pytest.mark.parametrize("key", ["id", "index", "type", "extra_content"])
 @every_whole_case
 def test_a_call_s_id_is_left_out_and_a_sentence_in_its_place_is_read(
-    engine: WordEngine, client: Client, case: Case, key: str
+    engine: WordEngine, client: Client, case: Case
 ) -> None:
-    messages = [HI, {"role": "assistant", "tool_calls": [CALL | {key: SENTENCE}]}]
-    expected = "allow" if key == "extra_content" else "violation"
-    assert outcome(case, case.ask(client, messages)) == expected
+    for key, expected in (("id", "violation"), ("type", "violation"), ("extra_content", "allow")):
+        messages = [HI, {"role": "assistant", "tool_calls": [CALL | {key: SENTENCE}]}]
+        assert outcome(case, case.ask(client, messages)) == expected
     case.ask(client, [HI, {"role": "assistant", "tool_calls": [CALL]}])
     assert engine.conversations[-1][1].content == '{"name": "pay", "arguments": {}}'
 
 
-@pytest.mark.parametrize(("path", "body"), BESIDE)
-def test_words_beside_it_are_never_allowed(client: Client, path: str, body: dict[str, Any]) -> None:
-    named = {"model": RULE} if path in (CHATS, MODERATIONS) else {}
-    request = WireRequest(path, (body | named,), {})
-    assert outcome(request, request.send(client)) != "allow"
-
-
-@pytest.mark.parametrize("beside", [{"text": WORD}, {"delta": {"content": WORD}}])
-def test_words_beside_a_choice_are_refused(client: Client, beside: dict[str, Any]) -> None:
-    (case,) = [case for case in WHOLE if case.example.path == "/response"]
-    prompt, reply = case.requests([HI, REPLY])
-    prompt.send(client)
-    whole = {"index": 0, "finish_reason": "stop", "logprobs": {"content": []}, "message": REPLY}
-    for choice, expected in ((whole, "allow"), (whole | beside, "unjudged")):
-        sent = WireRequest(reply.path, ({"body": {"choices": [choice]}},), reply.headers)
-        assert outcome(sent, sent.send(client)) == expected
+def test_words_beside_it_are_never_allowed(client: Client) -> None:
+    for path, body in BESIDE:
+        request = WireRequest(path, (body,), {})
+        assert outcome(request, request.send(client)) != "allow", body
 
 
 def test_a_chat_s_own_texts_images_and_calls_beside_it_change_nothing(client: Client) -> None:

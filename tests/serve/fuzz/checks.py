@@ -37,25 +37,22 @@ def chosen(value: Any) -> str | None:
 def map_body(context: Any, body: Any) -> Any:
     """Bodies that name a rule where the format has it in the body."""
     rule = chosen(body)
-    if not isinstance(body, dict) or rule is None:
-        return body
-    if "model" in body:
-        return body | {"model": rule}
-    if "rules" in body:
-        return body | {"rules": [rule]}
+    if isinstance(body, dict) and rule is not None:
+        for key, named in (("model", rule), ("rules", [rule])):
+            if key in body:
+                return body | {key: named}
     return body
 
 
 @schemathesis.hook
-def map_path_parameters(context: Any, path_parameters: Any) -> Any:
-    rule = chosen(path_parameters)
-    if rule is None or not path_parameters:
-        return path_parameters
-    return dict.fromkeys(path_parameters, rule)
+def map_path_parameters(context: Any, parameters: Any) -> Any:
+    rule = chosen(parameters)
+    if rule is None or not parameters:
+        return parameters
+    return dict.fromkeys(parameters, rule)
 
 
 @schemathesis.hook
 def map_query(context: Any, query: Any) -> Any:
     """Queries that name a rule, as some clients of the Detectors API send."""
-    rule = chosen(query)
-    return query if rule is None or not query else dict.fromkeys(query, rule)
+    return map_path_parameters(context, query)

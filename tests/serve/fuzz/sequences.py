@@ -4,7 +4,7 @@ order, and the one that it gets alone and without `Upgrade`; what is no request 
 
 from __future__ import annotations
 
-import gzip
+import contextlib
 import io
 import json
 import random
@@ -13,7 +13,6 @@ import socket
 import time
 from collections.abc import Sequence
 from http.client import HTTPResponse, RemoteDisconnected
-from typing import NamedTuple
 
 from serve.api.app import create_app
 from tests.serve.serving import MESSAGES, serving
@@ -25,11 +24,7 @@ CHECK = json.dumps({"messages": MESSAGES, "rules": ["always"]}).encode()
 STREAM = CHECK + b'\n{"append": "Fine.", "end": true}\n'
 SMUGGLED = b"POST /admin/rules/smuggled HTTP/1.1\r\nhost: here\r\ncontent-length: 0\r\n\r\n"
 CHUNKED = b"transfer-encoding: chunked"
-CHUNKS = b'5;name="a b"\r\n%b\r\n%x\r\n%b\r\n0\r\nx-more: a\r\n\r\n' % (
-    CHECK[:5],
-    len(CHECK[5:]),
-    CHECK[5:],
-)
+CHUNKS = b'%x;name="a b"\r\n%b\r\n0\r\nx-more: a\r\n\r\n' % (len(CHECK), CHECK)
 
 
 def request(
@@ -51,56 +46,41 @@ def check(body: bytes, *fields: bytes, version: str = "1.1") -> bytes:
 ANSWERED = {
     "check": check(CHECK),
     "check in chunks": check(CHUNKS, CHUNKED),
-    "packed check": check(gzip.compress(CHECK, mtime=0), b"content-encoding: gzip"),
     "stream": request("POST", "/v1/check/stream", STREAM),
     "moderation": request("POST", "/v1/moderations", b'{"model": "always", "input": "Hi"}'),
     "a request in a body": check(SMUGGLED),
     "a request in a chunk": check(b"%x\r\n%b\r\n0\r\n\r\n" % (len(SMUGGLED), SMUGGLED), CHUNKED),
     "a request to nowhere": request("POST", "/nowhere", SMUGGLED, b"expect: 100-continue"),
-    "rules": request("GET", "/v1/rules"),
     "behind an empty line": b"\r\n" + request("GET", "/v1/rules"),
     "health": request("GET", "/healthz"),
     "head": request("HEAD", "/readyz"),
 }
-# What is behind these has no answer.
+# What is behind these has no answer; test_bounded_heads.py has more of them.
 ENDING = {
     "close": check(CHECK, b"connection: close"),
-    "1.0 kept": check(CHECK, b"connection: keep-alive", b"expect: 100-continue", version="1.0"),
-    "two lengths": check(CHECK, b"content-length: 5"),
-    "length and chunks": check(CHUNKS, b"content-length: 5", CHUNKED),
+    "1.0 kept": check(CHECK, b"connection: keep-alive", version="1.0"),
     "chunks and length": check(CHUNKS, CHUNKED, b"content-length: 5"),
     "no chunks": check(b"", b"transfer-encoding: identity"),
     "signed length": check(b"", b"content-length: +5"),
-    "space before a colon": check(b"", b"content-length : 5"),
     "line feeds": request("GET", "/v1/rules").replace(b"\r\n", b"\n"),
-    "trailer with a length": check(b"0\r\ncontent-length: 5\r\n\r\n", CHUNKED),
-    "packed transfer": check(CHUNKS, b"transfer-encoding: gzip, chunked"),
     "folded": check(b"", b"x-more: a\r\n b"),
     "tunnel": request("CONNECT", "here:80", SMUGGLED),
-    "wrong chunk": check(b"5\r\n{mess\r\nx\r\n", CHUNKED),
-    "trailer that closes": check(b"0\r\nconnection: close\r\n\r\n", CHUNKED),
 }
 REQUESTS = ANSWERED | ENDING
 UPGRADES = [
     (b"Upgrade, HTTP2-Settings", b"h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA"),
     (b"upgrade", b"websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAA"),
-    (b"keep-alive, Upgrade", b"TLS/1.0, HTTP/1.1"),
     (b"upgrade", b"h2c\r\nupgrade: none-such/7"),
 ]
 LAST = request("GET", "/healthz", b"", b"connection: close", b"x-request-id: last")
 # What differs between two answers to the same request.
-VARYING_FIELDS = ("date", "x-request-id")
+VARYING_FIELDS = ("date", "x-request-id", "content-length")
 VARYING = re.compile(rb'"latency_ms":[0-9.e-]+|"id":"[^"]*"')
 PAUSE_S = 0.0003  # the server reads meanwhile
 MOST = 6  # requests before the last; of nine that wait the server closes the connection
 
 
-class Answer(NamedTuple):
-    """What a client reads for one request."""
-
-    status: int
-    fields: list[tuple[str, str]]
-    body: bytes
+Answer = tuple[int, list[tuple[str, str]], bytes]  # status, fields, body
 
 
 class Received(io.BytesIO):
@@ -113,49 +93,39 @@ class Received(io.BytesIO):
         """Stays open for the next answer."""
 
 
-def answers(address: Address, methods: Sequence[str], pieces: Sequence[bytes]) -> list[Answer]:
-    """The answers on a connection of its own that gets these pieces, to requests of these methods.
+def received(address: Address, pieces: Sequence[bytes]) -> Received:
+    """What a connection of its own says to these pieces."""
+    content = b""
+    refused = contextlib.suppress(BrokenPipeError, ConnectionResetError)
+    with socket.create_connection(address, timeout=60) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with refused:
+            for piece in pieces:
+                connection.sendall(piece)
+                if len(pieces) > 1:
+                    time.sleep(PAUSE_S)
+        with refused:
+            while said := connection.recv(65536):
+                content += said
+    return Received(content)
 
-    Raises AssertionError for bytes behind the last one.
-    """
-    received = Received(_received(address, pieces))
+
+def answers(said: Received, methods: Sequence[str]) -> list[Answer]:
+    """What a client reads for requests of these methods. Raises AssertionError for bytes behind."""
     read = []
     for method in methods:
-        response = HTTPResponse(received, method=method)  # type: ignore[arg-type]
+        response = HTTPResponse(said, method=method)  # type: ignore[arg-type]
         try:
             response.begin()
         except RemoteDisconnected:
             break
         body = VARYING.sub(b"", response.read())
         fields = [(name.lower(), value) for name, value in response.getheaders()]
-        fields = [field for field in fields if field[0] not in (*VARYING_FIELDS, "content-length")]
-        read.append(Answer(response.status, sorted(fields), body))
-    behind = received.read()
+        fields = [field for field in fields if field[0] not in VARYING_FIELDS]
+        read.append((response.status, sorted(fields), body))
+    behind = said.read()
     assert not behind, f"nobody asked for {behind[:200]!r}"
     return read
-
-
-def _received(address: Address, pieces: Sequence[bytes]) -> bytes:
-    received = b""
-    with socket.create_connection(address, timeout=60) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        try:
-            for piece in pieces:
-                connection.sendall(piece)
-                if len(pieces) > 1:
-                    time.sleep(PAUSE_S)
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # it was refused
-        try:
-            while said := connection.recv(65536):
-                received += said
-        except ConnectionResetError:
-            pass
-    return received
-
-
-def method_of(content: bytes) -> str:
-    return content.lstrip().split(b" ")[0].decode("latin-1")
 
 
 class Sequences:
@@ -188,8 +158,8 @@ class Sequences:
         assert got == expected, f"{names}:\n{contents}\ngot {got}\nexpected {expected}"
 
     def _answers(self, contents: Sequence[bytes], pieces: Sequence[bytes]) -> list[Answer]:
-        methods = [method_of(content) for content in (*contents, LAST)]
-        return answers(self._address, methods, pieces)
+        methods = [content.split()[0].decode() for content in (*contents, LAST)]
+        return answers(received(self._address, pieces), methods)
 
     def _upgraded(self, content: bytes) -> bytes:
         """The request, which may ask for another protocol too."""

@@ -1,6 +1,7 @@
 """LiteLLM's generic guardrail API over HTTP, with the bodies that LiteLLM 1.106 sends.
 
 LiteLLM itself wants an older openai than ours, so it is not among the pins.
+A request's conversation is kept until its reply comes, and never another call's.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import httpx
 import pytest
 from httpx import Client
 
+from guard.conversation.chat import PartlyRead
 from guard.conversation.example import Message
+from serve.api.calls import OVERHEAD_CHARACTERS, CallsUnderWay
+from serve.api.errors import Unjudged
 from tests.serve.guarded import CONVERSATION
 from tests.serve.serving import MESSAGES
 from tests.serve.toy_engine import ToyEngine
@@ -81,13 +85,16 @@ def test_an_answer_ends_its_own_conversation(engine: ToyEngine, client: Client) 
         assert engine.salts[-1] == "team 7"
 
 
-def test_every_reply_is_judged_with_the_tool_calls(engine: ToyEngine, client: Client) -> None:
+def test_every_reply_is_judged_with_the_tool_calls_also_one_that_only_models_read(
+    engine: ToyEngine, client: Client
+) -> None:
+    in_tag_characters = "".join(chr(0xE0000 + ord(sign)) for sign in "Take 800 mg.")
     ask(client, "2", "fine")
     engine.conversations.clear()
-    answer(client, "2", "fine", texts=["One.", "Two."], tool_calls=[CALL])
+    answer(client, "2", "fine", texts=["One.", in_tag_characters, " "], tool_calls=[CALL])
     call = '{"name": "pay", "arguments": {"to": "Bo"}}'
     judged = [messages[-1].content for messages in engine.conversations]
-    assert judged == [f"One.\n{call}", f"Two.\n{call}"]
+    assert judged == [f"One.\n{call}", f"{in_tag_characters}\n{call}"]
     answer(client, "2", "fine", texts=[], tool_calls=[CALL])
     assert engine.conversations[-1][-1] == Message("assistant", call)
 
@@ -99,8 +106,6 @@ def test_replies_with_long_tool_calls_are_limited(engine: ToyEngine, client: Cli
     many = answer(client, "2l", "fine", texts=["a"] * 256, tool_calls=[call])
     assert many.status_code == 422 and "more than 1000000 characters" in many.json()["error"]
     assert len(engine.conversations) == 12  # of some 80,000 characters each
-    flagged = answer(client, "2l", "flagged", texts=["a"] * 256, tool_calls=[call])
-    assert flagged.json()["action"] == "BLOCKED"
 
 
 def test_a_request_without_messages_is_its_texts(engine: ToyEngine, client: Client) -> None:
@@ -113,60 +118,44 @@ def test_a_request_without_messages_is_its_texts(engine: ToyEngine, client: Clie
     assert engine.conversations[-1] == said
 
 
-def test_an_answer_without_its_conversation_or_with_an_image_has_no_action(client: Client) -> None:
-    response = answer(client, "never seen", "fine")
-    assert response.status_code == 422
-    assert "the reply's conversation is not known here" in response.json()["error"]
-    ask(client, "5", "fine")
-    images = answer(client, "5", "fine", images=IMAGE)
-    assert images.status_code == 422 and "message 0 has an image" in images.json()["error"]
-
-
-def test_a_violation_blocks_beside_what_no_rule_reads(client: Client) -> None:
+def test_a_violation_blocks_beside_what_no_rule_reads_and_an_allow_is_none(client: Client) -> None:
     violating, fine, long = ["it violates"], ["it is fine"], "a" * 1_000_001
-    ask(client, "5v", "fine")
+    ask(client, "5", "fine")
     for fields in (
         {"texts": [*violating, " "]},
         {"texts": violating, "images": IMAGE},
         {"texts": [*violating, long]},
     ):
-        assert answer(client, "5v", "flagged", **fields).json()["action"] == "BLOCKED"
-    assert answer(client, "5v", "fine", texts=[*fine, " "]).json() == {"action": "NONE"}
-    assert answer(client, "5v", "fine", texts=[*fine, long]).status_code == 422
+        assert answer(client, "5", "flagged", **fields).json()["action"] == "BLOCKED"
+    assert answer(client, "5", "fine", texts=[*fine, " "]).json() == {"action": "NONE"}
+    assert answer(client, "5", "fine", texts=[*fine, long]).status_code == 422
     no_chat: dict[str, Any] = {"structured_messages": None, "images": IMAGE}
-    request = ask(client, "5w", "flagged", texts=violating, **no_chat)
+    request = ask(client, "6", "flagged", texts=violating, **no_chat)
     assert request.json()["action"] == "BLOCKED"
-    for texts in (fine, []):
-        seen = ask(client, "5x", "fine", texts=texts, **no_chat)
-        assert seen.status_code == 422 and "has an image" in seen.json()["error"]
-
-
-@pytest.mark.parametrize(
-    ("rules", "status"), [(["no_such_rule"], 404), ([], 422), ("flagged", 422)]
-)
-def test_wrong_rules_are_an_error_that_blocks(client: Client, rules: Any, status: int) -> None:
-    params = {"additional_provider_specific_params": {"rules": rules}}
-    response = ask(client, "7", **params)
-    assert response.status_code == status and set(response.json()) == {"error", "code"}
+    for seen, why in (
+        (answer(client, "5", "fine", images=IMAGE), "message 0 has an image"),
+        (ask(client, "7", "fine", texts=fine, **no_chat), "has an image"),
+        (ask(client, "7", "fine", texts=[], **no_chat), "has an image"),
+        (answer(client, "never seen", "fine"), "the reply's conversation is not known here"),
+    ):
+        assert seen.status_code == 422 and why in seen.json()["error"]
 
 
 def test_a_rule_set_and_its_metadata_are_the_gateway_s_parameters(client: Client) -> None:
     def asked(**params: Any) -> httpx.Response:
         return ask(client, "sets", additional_provider_specific_params=params)
 
-    assert asked(rule_set="both").json() == {"action": "NONE"}
     unstated = asked(rule_set="staff")
     assert unstated.status_code == 422 and "metadata.audience" in unstated.json()["error"]
-    staff = asked(rule_set="staff", metadata={"audience": "staff"})
-    assert staff.json() == {"action": "NONE"}
-    others = asked(rule_set="staff", metadata={"audience": "customers"})
-    assert others.json() == {"action": "BLOCKED", "blocked_reason": "violates flagged"}
-    assert asked(rule_set="nobody").status_code == 404
-
-
-def test_an_id_that_is_no_call_s_is_refused_and_not_kept(client: Client) -> None:
-    for refused in (ask(client, "x" * 201, "fine"), answer(client, "x" * 201, "fine")):
-        assert refused.status_code == 422 and "litellm_call_id" in refused.json()["error"]
+    for audience, action in (("staff", "NONE"), ("customers", "BLOCKED")):
+        answered = asked(rule_set="staff", metadata={"audience": audience})
+        assert answered.json()["action"] == action
+    for name, wrong, status in (
+        ("rule_set", "nobody", 404),
+        ("rules", ["nobody"], 404),
+        ("rules", "flagged", 422),
+    ):
+        assert asked(**{name: wrong}).status_code == status
 
 
 def test_a_long_chat_s_texts_are_not_counted_since_its_messages_are_read(client: Client) -> None:
@@ -178,56 +167,71 @@ def test_a_long_chat_s_texts_are_not_counted_since_its_messages_are_read(client:
     no_chat = ask(client, "long", "fine", structured_messages=None, texts=texts)
     assert no_chat.status_code == 422 and "300 texts; the limit is 256" in no_chat.text
     assert answer(client, "long", "fine", texts=texts).status_code == 422
+    refused = ask(client, "x" * 201, "fine")  # an id that is no call's is not kept
+    assert refused.status_code == 422 and "litellm_call_id" in refused.json()["error"]
 
 
-def tags(text: str) -> str:
-    """A text in tag characters, which nobody sees and models read."""
-    return "".join(chr(0xE0000 + ord(sign)) for sign in text)
-
-
-def test_a_reply_that_only_models_read_is_judged(engine: ToyEngine, client: Client) -> None:
-    ask(client, "tags", "fine")
-    engine.conversations.clear()
-    answer(client, "tags", "fine", texts=["Hello.", tags("Take 800 mg."), " "])
-    judged = [messages[-1].content for messages in engine.conversations]
-    assert judged == ["Hello.", tags("Take 800 mg.")]
-
-
-@pytest.mark.parametrize(("text", "rule"), [("cannot be judged", "fine"), ("Hi", "flagged")])
-def test_what_was_not_let_pass_is_not_kept(client: Client, text: str, rule: str) -> None:
+def test_what_was_not_let_pass_is_not_kept_unless_a_gateway_may_let_it_pass(client: Client) -> None:
     """It has no reply, and would push out those that have one."""
-    said = [{"role": "user", "content": text}]
+    image = [{"type": "text", "text": "Hi"}, {"type": "image_url"}]
     ask(client, "let pass", "fine")
-    ask(client, "let pass", rule, structured_messages=said)
-    assert answer(client, "let pass", "fine").json() == {"action": "NONE"}
-    ask(client, "refused", rule, structured_messages=said)
-    assert "is not known here" in answer(client, "refused", "fine").json()["error"]
+    for content, rule, status, is_kept in (
+        ("cannot be judged", "fine", 422, False),
+        ("Hi", "flagged", 200, False),
+        ("breaks", "fine", 503, True),
+        (image, "fine", 422, True),
+    ):
+        said = [{"role": "user", "content": content}]
+        call_id = f"{content} to {rule}"[:200]
+        assert ask(client, call_id, rule, structured_messages=said).status_code == status
+        replied = answer(client, call_id, "flagged")
+        assert ("is not known here" in replied.text) is not is_kept
+        if not is_kept:
+            ask(client, "let pass", rule, structured_messages=said)
+            assert answer(client, "let pass", "fine").json() == {"action": "NONE"}
 
 
-@pytest.mark.parametrize(
-    ("content", "status"),
-    [("breaks", 503), ([{"type": "text", "text": "Hi"}, {"type": "image_url"}], 422)],
-)
-def test_what_a_gateway_may_let_pass_is_kept(client: Client, content: Any, status: int) -> None:
-    said = [{"role": "user", "content": content}]
-    call_id = f"let pass {status}"
-    assert ask(client, call_id, "fine", structured_messages=said).status_code == status
-    replied = answer(client, call_id, "flagged")
-    assert "is not known here" not in replied.text
-    assert status == 503 or replied.json()["action"] == "BLOCKED"
+HELLO = (Message("user", "Hello"),)
+OTHER = (Message("user", "Good morning"),)
 
 
-def test_what_is_too_long_is_not_looked_at(
-    engine: ToyEngine, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked_at: list[str] = []
+def test_a_conversation_is_there_for_every_reply_to_it_with_its_salt_and_no_other() -> None:
+    calls = CallsUnderWay()
+    calls.keep("1", HELLO, "tenant 7")
+    calls.keep("1", HELLO, "tenant 7")
+    calls.keep("2", OTHER)
+    for _ in range(2):  # a reply that streams is checked several times
+        assert (calls.find("1").messages, calls.find("1").cache_salt) == (HELLO, "tenant 7")
+    assert calls.find("2").messages == OTHER
+    for unknown in ("3", "", None):
+        with pytest.raises(Unjudged, match="conversation is not known here"):
+            calls.find(unknown)
+    calls.keep("1", OTHER)
+    calls.keep("1", OTHER)
+    with pytest.raises(Unjudged, match="two conversations"):
+        calls.find("1")
 
-    def is_seen(text: str) -> bool:
-        looked_at.append(text)
-        return False
 
-    monkeypatch.setattr("serve.api.formats.litellm.is_seen", is_seen)
-    ask(client, "spaces", "fine")
-    long = answer(client, "spaces", "fine", texts=["  ", " " * 1_000_001, "Hi"])
-    assert long.status_code == 422 and "more than 1000000 characters" in long.json()["error"]
-    assert looked_at == ["  "]
+def test_old_calls_are_forgotten_and_the_oldest_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = CallsUnderWay(3 * (5 + 2 * OVERHEAD_CHARACTERS))
+    for call_id in "1234":  # each has one message of five characters
+        calls.keep(call_id, HELLO)
+    with pytest.raises(Unjudged):
+        calls.find("1")
+    assert calls.find("2").messages == calls.find("4").messages == HELLO
+    monkeypatch.setattr("serve.api.calls.CALL_S", 0.0)
+    calls = CallsUnderWay()
+    calls.keep("1", HELLO)
+    with pytest.raises(Unjudged):
+        calls.find("1")
+    assert (calls._calls, calls._characters) == ({}, 0)
+
+
+def test_messages_without_a_text_and_what_cannot_be_read_take_room_too() -> None:
+    calls = CallsUnderWay(max_characters=10_000)
+    for number in range(10):
+        calls.keep(str(number), (Message("user", ""),) * 20)
+    assert len(calls._calls) == 2
+    unread = tuple(f"message 0 has a part of type {number}" for number in range(1000))
+    calls.keep("unread", (PartlyRead("user", "", unread),))
+    assert calls._calls == {}

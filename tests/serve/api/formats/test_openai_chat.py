@@ -52,30 +52,29 @@ def test_a_verdict_is_a_token_with_the_calibrated_probability(sdk: openai.OpenAI
     assert completion.system_fingerprint == "fp_0123456789ab"
 
 
-@pytest.mark.parametrize(
-    ("model", "answer", "p_yes", "likeliest"),
-    [("flagged", "yes", P_FLAGGED, "no"), ("impossible", "no", 0.0, "no")],
-)
-def test_the_answer_is_by_the_threshold_of_the_card_and_not_the_likelier_word(
-    sdk: openai.OpenAI, model: str, answer: str, p_yes: float, likeliest: str
+def test_n_answers_are_the_same_and_the_salt_reaches_the_engine(
+    engine: ToyEngine, sdk: openai.OpenAI
 ) -> None:
-    """A probability of zero is OpenAI's least."""
-    choice = complete(sdk, model, logprobs=True, top_logprobs=2).choices[0]
-    assert choice.message.content == answer
-    first, second = choice.logprobs.content[0].top_logprobs
-    assert first.token == likeliest
-    (yes,) = [word for word in (first, second) if word.token == "yes"]
-    assert math.exp(yes.logprob) == pytest.approx(p_yes) and yes.logprob < -0.5
-    one = complete(sdk, model, logprobs=True, top_logprobs=1).choices[0].logprobs.content[0]
-    assert [word.token for word in one.top_logprobs] == [likeliest]
-
-
-def test_without_logprobs_there_are_none_and_n_answers_are_the_same(sdk: openai.OpenAI) -> None:
-    completion = complete(sdk, n=3)
+    completion = complete(sdk, n=3, temperature=0, extra_body={"cache_salt": "tenant 7"})
     assert [choice.index for choice in completion.choices] == [0, 1, 2]
     assert {choice.message.content for choice in completion.choices} == {"yes"}
     assert completion.choices[0].logprobs is None
     assert completion.usage.completion_tokens == 3
+    assert engine.salts[-1] == "tenant 7"
+
+
+@pytest.mark.parametrize(
+    ("model", "answer", "p_yes"), [("flagged", "yes", P_FLAGGED), ("impossible", "no", 0.0)]
+)
+def test_the_answer_is_by_the_threshold_of_the_card_and_not_the_likelier_word(
+    sdk: openai.OpenAI, model: str, answer: str, p_yes: float
+) -> None:
+    """A probability of zero is OpenAI's least."""
+    choice = complete(sdk, model, logprobs=True, top_logprobs=2).choices[0]
+    assert choice.message.content == answer
+    no, yes = choice.logprobs.content[0].top_logprobs
+    assert (no.token, yes.token) == ("no", "yes")
+    assert math.exp(yes.logprob) == pytest.approx(p_yes) and yes.logprob < -0.5
 
 
 def test_a_stream_is_the_answer_and_its_end_and_the_usage_if_asked_for(sdk: openai.OpenAI) -> None:
@@ -87,37 +86,18 @@ def test_a_stream_is_the_answer_and_its_end_and_the_usage_if_asked_for(sdk: open
     assert answer.choices[0].logprobs.content[0].token == "yes"
     assert (end.choices[0].delta.content, end.choices[0].finish_reason) == (None, "stop")
     assert usage.choices == [] and usage.usage.total_tokens == 6
-    with complete(sdk, stream=True) as stream:
-        assert len(list(stream)) == 2
-
-
-def test_the_client_s_own_helper_assembles_the_stream(sdk: openai.OpenAI) -> None:
-    with sdk.chat.completions.stream(model="likely", messages=MESSAGES) as stream:  # type: ignore[arg-type]
-        final = stream.get_final_completion()
-    assert final.choices[0].message.content == "yes"
-
-
-def test_the_salt_reaches_the_engine(engine: ToyEngine, sdk: openai.OpenAI) -> None:
-    complete(sdk, temperature=0, extra_body={"cache_salt": "tenant 7"})
-    assert engine.salts[-1] == "tenant 7"
-    assert [message.role for message in engine.conversations[-1]] == [
-        message["role"] for message in MESSAGES
-    ]
+    with sdk.chat.completions.stream(model="likely", messages=MESSAGES) as helped:  # type: ignore[arg-type]
+        assert helped.get_final_completion().choices[0].message.content == "yes"
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"extra_body": {"treshold": 0.1}}, "Unrecognized request argument supplied: treshold"),
-        ({"logit_bias": {"1": 5}}, "Unrecognized request argument supplied: logit_bias"),
         ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs: Input should be less than or"),
-        ({"max_tokens": 0}, "max_tokens: Input should be greater than"),
-        ({"n": 0}, "n: Input should be greater than"),
         ({"stream_options": {"include_usage": True}}, "stream_options needs stream"),
         ({"response_format": {"type": "json_object"}}, "response_format.type"),
-        ({"messages": []}, "messages: List should have at least 1 item"),
-        ({"messages": [{"role": "root", "content": "Hi"}]}, "messages.0.role"),
     ],
 )
 def test_a_wrong_parameter_is_named(
@@ -129,28 +109,23 @@ def test_a_wrong_parameter_is_named(
     assert message in raised.value.message
 
 
-def test_a_rule_that_is_not_served_is_a_model_that_is_not_found(sdk: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError) as raised:
-        complete(sdk, "gpt-5")
-    assert raised.value.code == "model_not_found"
-    assert "'gpt-5' is not served" in raised.value.message
-
-
-@pytest.mark.parametrize("is_stream", [False, True])
-def test_what_cannot_be_judged_is_an_error(sdk: openai.OpenAI, is_stream: bool) -> None:
+def test_what_cannot_be_judged_is_an_error(sdk: openai.OpenAI) -> None:
     messages = [{"role": "user", "content": "cannot be judged"}]
-    with pytest.raises(openai.UnprocessableEntityError) as raised:
-        complete(sdk, messages=messages, stream=is_stream)
-    assert raised.value.code == "too_long"
-    assert "1 of 1 rules; likely: it does not fit" in raised.value.message
+    for is_stream in (False, True):
+        with pytest.raises(openai.UnprocessableEntityError) as raised:
+            complete(sdk, messages=messages, stream=is_stream)
+        assert raised.value.code == "too_long"
+        assert "1 of 1 rules; likely: it does not fit" in raised.value.message
 
 
 def test_the_models_are_the_rules(sdk: openai.OpenAI) -> None:
     assert [model.id for model in sdk.models.list()] == list(LOGITS)
     model = sdk.models.retrieve("flagged")
     assert (model.id, model.object, model.owned_by) == ("flagged", "model", "centurion")
-    with pytest.raises(openai.NotFoundError):
-        sdk.models.retrieve("gpt-5")
+    for ask in (lambda: sdk.models.retrieve("gpt-5"), lambda: complete(sdk, "gpt-5")):
+        with pytest.raises(openai.NotFoundError, match="not served: gpt-5") as raised:
+            ask()
+        assert raised.value.code == "model_not_found"
 
 
 def test_the_fingerprint_is_of_the_weights_that_answered(serve: Serve) -> None:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from httpx import Client
 
 from guard.conversation.example import Message
-from serve.api.app import create_app
-from serve.api.formats.turns import _together
 from serve.api.input.limits import MAX_TURNS
 from serve.policy.logic import parse
 from serve.policy.rule_set import RuleSet
-from serve.policy.ruling import Ruling
 from tests.serve.api.observe.toy_record import Records
-from tests.serve.cards import RULE_TEXTS, prompts
 from tests.serve.client.censor import Censor
-from tests.serve.guarded import guard_engine
-from tests.serve.serving import Serve, serving
-
-pytestmark = pytest.mark.slow
+from tests.serve.serving import Serve
 
 TURNS = ["hello", "good day", "now the forbidden", "word", "goodbye"]
 
@@ -48,16 +42,26 @@ def test_every_turn_has_a_verdict_and_the_first_that_violates_is_named(censored:
     assert answer["first_violation"] == {"words": 2}
     assert answer["verdict"] == "violation" and answer["decided_by"] == ["words"]
     assert answer["judged_alone"] == {} and answer["rule_set"] is None
+    for body, why in (
+        ({"since": 5}, "there are 5 messages"),
+        ({"messages": messages(*["a"] * (MAX_TURNS + 1))}, "raise `since`"),
+    ):
+        sent = {"messages": messages(*TURNS)} | body
+        response = censored.post("/v1/check/turns", json=sent)
+        assert response.status_code == 422 and why in response.text
 
 
 def test_an_old_violation_does_not_block_what_is_new(censored: Client, censor: Censor) -> None:
-    answer = asked(censored, since=3)
+    tools = [{"type": "function", "function": {"name": "pay"}}]  # which are no turn
+    answer = asked(censored, since=3, tools=tools)
     assert [turn["turn"] for turn in answer["turns"]] == [3, 4]
     assert list(answer["judged_alone"]) == ["words"] and answer["first_violation"] == {}
     assert answer["judged_alone"]["words"] < 0.25
     assert answer["verdict"] == "allow"
     # Of the rule that was violated before, what is new was read by itself.
-    assert [message.content for message in censor.conversations[-1]] == TURNS[3:]
+    described, *read = censor.conversations[-1]
+    assert described == Message("system", 'Tools:\n{"name": "pay"}')
+    assert [message.content for message in read] == TURNS[3:]
 
 
 def test_a_new_violation_counts_whatever_was_before(censored: Client, censor: Censor) -> None:
@@ -69,19 +73,8 @@ def test_a_new_violation_counts_whatever_was_before(censored: Client, censor: Ce
     # Each new turn is judged: a rule on the last turn alone is not satisfied by a later one.
     said = messages("forbidden", "hello", "forbidden", "hello")
     assert asked(censored, messages=said, since=1)["judged_alone"]["words"] > 0.9
-    alone = [[one.content for one in read] for read in censor.conversations[-3:]]
+    alone = [[one.content for one in read] for read in censor.conversations[-5::2]]
     assert alone == [["hello"], ["hello", "forbidden"], ["hello", "forbidden", "hello"]]
-
-
-def test_a_turn_that_violates_by_itself_is_a_violation_whatever_excused_another() -> None:
-    rules = ("words", "fine")
-    unless = RuleSet(rules, parse({"rule": "words", "unless": "fine"}, "here"), "strict")
-    turn = {"words": Ruling.VIOLATION, "fine": Ruling.VIOLATION}
-    later = {"words": Ruling.VIOLATION, "fine": Ruling.ALLOW}
-    decisions = [unless.decide(rulings, {}) for rulings in (turn, later)]
-    assert [decision.ruling for decision in decisions] == [Ruling.ALLOW, Ruling.VIOLATION]
-    assert _together(decisions) is decisions[1]
-    assert _together(decisions[:1]).ruling is Ruling.ALLOW
 
 
 def test_a_turn_that_could_not_be_judged_or_says_nothing_is_no_allow(censored: Client) -> None:
@@ -91,91 +84,57 @@ def test_a_turn_that_could_not_be_judged_or_says_nothing_is_no_allow(censored: C
     assert {rule["rule"] for rule in answer["turns"][1]["unjudged"]} == {"words", "fine"}
     silent = asked(censored, messages=messages("", "", "hello"), rules=["fine"])["turns"]
     assert [turn["verdict"] for turn in silent] == ["unjudged", "unjudged", "allow"]
-    assert silent[0]["unjudged"] == [
-        {"rule": "fine", "code": "nothing_said", "reason": "there is no text to judge"}
-    ]
+    assert silent[0]["unjudged"][0]["code"] == "nothing_said"
+
+
+def test_a_turn_that_violates_by_itself_is_a_violation_whatever_excused_another(
+    serve: Serve, censor: Censor
+) -> None:
+    unless = RuleSet(("words", "fine"), parse({"rule": "words", "unless": "fine"}, "here"), "set")
+    client = serve(censor, rule_sets={"set": unless})
+
+    def excuse_all_turns_but_the_last() -> None:
+        is_last = len(censor.conversations[-1]) == len(TURNS)
+        censor.logits = {"words": -5.0, "fine": -5.0 if is_last else 5.0}
+
+    censor.on_step = excuse_all_turns_but_the_last
+    answer = asked(client, rule_set="set")
+    assert [turn["verdict"] for turn in answer["turns"]] == ["allow"] * 4 + ["violation"]
+    assert answer["verdict"] == "violation"
 
 
 @pytest.mark.parametrize(
-    ("contents", "since", "turns", "judged_alone"),
+    ("contents", "since", "turns"),
     [
-        (["hello", "forbidden", "breaks", "bye"], 0, [0, 1], []),
-        (["forbidden", "hello", "forbidden", "breaks"], 1, [1, 2], ["words"]),
+        (["hello", "forbidden", "breaks", "bye"], 0, [0, 1]),
+        (["forbidden", "hello", "forbidden", "breaks"], 1, [1, 2]),
+        (["hello", "breaks", "forbidden"], 0, None),
+        (["forbidden", "hello", "breaks"], 1, None),  # the violation is an old one
+        (["forbidden", "breaks", "forbidden"], 2, None),
     ],
 )
 def test_a_violation_that_is_known_is_answered_though_a_later_check_fails(
-    censored: Client, contents: list[str], since: int, turns: list[int], judged_alone: list[str]
+    censored: Client, contents: list[str], since: int, turns: list[int] | None
 ) -> None:
-    answer = asked(censored, messages=messages(*contents), since=since)
-    assert answer["verdict"] == "violation" and answer["decided_by"] == ["words"]
-    assert [turn["turn"] for turn in answer["turns"]] == turns
-    assert list(answer["judged_alone"]) == judged_alone
-
-
-@pytest.mark.parametrize(
-    ("contents", "since"),
-    [
-        (["hello", "breaks", "forbidden"], 0),
-        (["forbidden", "hello", "breaks"], 1),  # the violation is an old one
-        (["forbidden", "breaks", "forbidden"], 2),
-    ],
-)
-def test_a_check_that_fails_is_an_error(censored: Client, contents: list[str], since: int) -> None:
     body = {"messages": messages(*contents), "since": since}
     response = censored.post("/v1/check/turns", json=body)
-    assert (response.status_code, response.json()["verdict"]) == (503, "unjudged")
+    answer = response.json()
+    if turns is None:
+        assert (response.status_code, answer["verdict"]) == (503, "unjudged")
+        return
+    assert answer["verdict"] == "violation" and answer["decided_by"] == ["words"]
+    assert [turn["turn"] for turn in answer["turns"]] == turns
+    assert list(answer["judged_alone"]) == ["words"] * bool(since)
 
 
 def test_checks_that_tell_what_is_new_are_not_counted(serve: Serve, censor: Censor) -> None:
     records = Records()
-    rules = ("words", "fine")
-    strict = RuleSet(rules, RuleSet.any_of(rules).violated_if, "strict")
+    strict = replace(RuleSet.any_of(("words", "fine")), name="strict")
     client = serve(censor, rule_sets={"strict": strict}, observers=[records])
     asked(client, since=3, rule_set="strict")
     purposes = [record.purpose for record in records.kept]
-    assert purposes == ["since", "answer", "answer", "since", "since"]
+    assert purposes == ["since", *["answer", "since"] * 2]
     assert {record.rule_set.name for record in records.kept} == {"strict"}
     counted = client.get("/metrics").text
     total = 'guard_checks_total{rule_set="strict",tenant="",verdict="violation"} 2.0'
     assert total in counted and 'guard_verdicts_total{rule="fine",verdict="allow"} 2.0' in counted
-
-
-@pytest.mark.parametrize(
-    ("body", "why"),
-    [
-        ({"since": 5}, "there are 5 messages"),
-        ({"since": -1}, "greater than or equal to 0"),
-        ({"messages": messages(*["a"] * (MAX_TURNS + 1))}, "raise `since`"),
-        ({"rules": ["nobody"]}, "not served"),
-    ],
-)
-def test_faults_are_named(censored: Client, censor: Censor, body: dict[str, Any], why: str) -> None:
-    response = censored.post("/v1/check/turns", json={"messages": messages(*TURNS)} | body)
-    assert response.status_code == 422 and why in response.text
-    assert response.json()["verdict"] == "unjudged" and not censor.conversations
-
-
-def test_a_conversation_is_computed_once_for_all_turns_and_rules() -> None:
-    """The new tokens of each turn and every rule's suffix, within 5 %, on the real engine."""
-    engine = guard_engine()
-    contents = [f"turn {number} has some words of its own to say here" for number in range(24)]
-    rules = ["medical_advice", "pii_leak", "refund_promise"]
-    with serving(create_app(engine)) as client:
-        engine.forget()
-        body = {"messages": messages(*contents), "rules": rules}
-        answer = client.post("/v1/check/turns", json=body).json()
-    turns = [Message(turn["role"], turn["content"]) for turn in messages(*contents)]  # type: ignore[arg-type]
-    needed = len(prompts().prefix_ids(turns))
-    for rule in rules:
-        needed += len(contents) * len(prompts().suffix_ids(RULE_TEXTS[rule]))
-    assert len(answer["turns"]) == len(contents)
-    assert answer["usage"]["computed_tokens"] == pytest.approx(needed, rel=0.05)
-
-
-def test_tools_stand_before_every_turn_and_are_no_turn(censored: Client, censor: Censor) -> None:
-    tools = [{"type": "function", "function": {"name": "pay"}}]
-    answer = asked(censored, messages=messages("hello", "forbidden", "bye"), tools=tools, since=2)
-    assert [turn["turn"] for turn in answer["turns"]] == [2]
-    described = Message("system", 'Tools:\n{"name": "pay"}')
-    assert {conversation[0] for conversation in censor.conversations} == {described}
-    assert [message.content for message in censor.conversations[-1][1:]] == ["bye"]

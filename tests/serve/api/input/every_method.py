@@ -12,18 +12,9 @@ from tests.serve.wire_requests import CASES
 READ, ASKED, CHANGED = "GET, HEAD, OPTIONS", "OPTIONS, POST", "DELETE, OPTIONS, POST"
 OURS = error_body(405, "", "request_refused").keys()
 # What each path allows, and the keys of an error body there.
-PATHS = {
-    "/healthz": (READ, OURS),
-    "/readyz": (READ, OURS),
-    "/health": (READ, OURS),
-    "/metrics": (READ, OURS),
-    "/docs": (READ, OURS),
-    "/openapi.json": (READ, OURS),
-    "/v1/rules": (READ, OURS),
-    "/v1/rule_sets": (READ, OURS),
-    "/v1/models": (READ, {"error"}),
-    f"/admin/rules/{RULE}": (CHANGED, OURS),
-}
+PROBES = ("/healthz", "/readyz", "/health", "/metrics", "/docs", "/openapi.json")
+PATHS = dict.fromkeys((*PROBES, "/v1/rules", "/v1/rule_sets"), (READ, OURS))
+PATHS |= {"/v1/models": (READ, {"error"}), f"/admin/rules/{RULE}": (CHANGED, OURS)}
 for case in CASES:
     keys = case.wire_format.error_body(405, "", "request_refused").keys()
     PATHS[case.example.path] = (ASKED, keys)

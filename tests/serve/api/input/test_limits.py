@@ -1,56 +1,75 @@
-"""What is refused before it is read; formats/test_check.py has the limits of one body."""
+"""Bodies that are refused before they are read, and how the others are read: packed, in any of
+Unicode's encodings, and as JSON; formats/test_check.py has the limits of one body.
+"""
 
 from __future__ import annotations
 
-import asyncio
+import gzip
 import json
 import socket
-from collections.abc import Iterator, MutableMapping
+import time
+import zlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import pytest
 from httpx import Client
-from pydantic import TypeAdapter, ValidationError
 
-from serve.api.app import create_app
-from serve.api.input.limits import MAX_BYTES, Metadata
-from serve.policy.logic import MAX_METADATA
+from serve.api.input.limits import MAX_BYTES
+from serve.api.input.strict_json import MAX_SIGNS, read_body
 from tests.serve.api.streaming import OpenStream, streamed
 from tests.serve.serving import MESSAGES, Serve
 from tests.serve.toy_engine import ToyEngine
 from tests.waiting import wait_until
 
 FINE = {"messages": MESSAGES, "rules": ["fine"]}
+JSON = "application/json"
+BODY = json.dumps({"messages": MESSAGES}).encode()
+WHOLE = gzip.compress(BODY)
+# What each header says, and the body so packed.
+PACKED = {
+    "gzip": WHOLE,
+    "X-GZIP": WHOLE,
+    "deflate": zlib.compress(BODY),
+    "identity": BODY,
+    "": BODY,
+    "gzip, identity": b"".join(gzip.compress(BODY[at : at + 99]) for at in range(0, len(BODY), 99)),
+}
+# Of each body what its header says of it, and how the answer names it.
+WRONG = {
+    "cut": ("gzip", WHOLE[:-1], "breaks off before its end"),
+    "with more behind": ("gzip", WHOLE + b"\n", "content-encoding gzip: the body"),
+    "more members than may be": ("gzip", WHOLE + 100 * gzip.compress(b""), "more than 100 members"),
+    "zlib for gzip": ("gzip", zlib.compress(BODY), "not in gzip's format (RFC 1952), or damaged"),
+    "gzip for zlib": ("deflate", WHOLE, "not in zlib's format (RFC 1950), or damaged"),
+    "zlib with more behind": ("deflate", 2 * zlib.compress(b"{}"), "goes on behind its end"),
+    "gzip unsaid": ("", WHOLE, "a gzip file, not text in UTF-8; send it with `content-encoding: "),
+    "half a character": ("", "{}".encode("utf-16") + b"\x00", "not Unicode"),
+}
 
 
-def test_more_requests_than_may_be_under_way_are_refused_before_they_are_read(
+def test_more_requests_than_may_be_under_way_are_refused_and_streams_have_places_of_their_own(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serve.api.input.limits.MAX_REQUESTS", 1)
-    engine = ToyEngine()
-    engine.may_step.clear()
-    client = serve(engine)
-    with ThreadPoolExecutor(1) as other:
-        under_way = other.submit(client.post, "/v1/check", json=FINE)
-        wait_until(lambda: engine.open)
-        response = client.post("/v1/check", json=FINE)
-        assert (response.status_code, response.json()["verdict"]) == (503, "unjudged")
-        assert client.get("/health").status_code == 200
-        engine.may_step.set()
-        assert under_way.result(10).status_code == 200
-    assert client.post("/v1/check", json=FINE).status_code == 200
-
-
-def test_streams_have_places_of_their_own(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serve.api.input.limits.MAX_STREAMS", 1)
     monkeypatch.setattr("serve.api.input.limits.MAX_REQUESTS", 1)
-    client = serve(ToyEngine({"fine": -2.0}))
+    engine = ToyEngine({"fine": -2.0})
+    client = serve(engine)
 
     async def use(stream: OpenStream) -> None:
+        engine.may_step.clear()
+        with ThreadPoolExecutor(1) as other:
+            under_way = other.submit(client.post, "/v1/check", json=FINE)
+            wait_until(lambda: engine.open)
+            for path in ("/v1/check", "/v1/check/stream"):
+                second = client.post(path, json=FINE)
+                assert (second.status_code, second.json()["verdict"]) == (503, "unjudged")
+            assert client.get("/health").status_code == 200
+            engine.may_step.set()
+            assert under_way.result(10).status_code == 200
         assert client.post("/v1/check", json=FINE).status_code == 200
-        second = client.post("/v1/check/stream", json=FINE)
-        assert (second.status_code, second.json()["verdict"]) == (503, "unjudged")
         await end(stream)
 
     async def end(stream: OpenStream) -> None:
@@ -61,12 +80,11 @@ def test_streams_have_places_of_their_own(serve: Serve, monkeypatch: pytest.Monk
     streamed(client, FINE, end)  # the place of the one before is free again: its head came
 
 
-@pytest.mark.parametrize("stated", ["0", "-5", "soon", "1.5", "", "9999999999", f"{'0' * 5000}1"])
-def test_a_deadline_that_is_none_is_refused(client: Client, stated: str) -> None:
-    headers = {"guard-timeout-ms": stated}
-    response = client.post("/v1/check", json={"messages": MESSAGES}, headers=headers)
-    assert (response.status_code, response.json()["verdict"]) == (400, "unjudged")
-    assert "guard-timeout-ms" in response.json()["error"]
+def test_a_deadline_that_is_none_is_refused(client: Client) -> None:
+    for stated in ("0", "-5", "1.5", "", "9999999999", f"{'0' * 5000}1"):
+        response = posted(client, BODY, guard_timeout_ms=stated)
+        assert (response.status_code, response.json()["verdict"]) == (400, "unjudged")
+        assert "guard-timeout-ms" in response.json()["error"]
 
 
 def test_a_body_that_trickles_is_refused_in_time_and_holds_no_place(serve: Serve) -> None:
@@ -84,57 +102,135 @@ def test_a_body_that_trickles_is_refused_in_time_and_holds_no_place(serve: Serve
     wait_until(lambda: client.post("/v1/check", json=FINE).status_code == 200)
 
 
-def test_a_client_that_does_not_read_its_answer_holds_no_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("serve.api.input.limits.MAX_STREAMS", 1)
-    app = create_app(ToyEngine({"fine": -2.0}), timeout_s=1.0)  # type: ignore[arg-type]
-    lines = [json.dumps(FINE).encode(), b'{"append": "Fine.", "end": true}']
-
-    async def statuses_of(is_read: bool) -> list[int]:
-        """Of a stream's answer, whose lines are read or wait for ever."""
-        statuses = []
-        body = {"type": "http.request", "body": b"\n".join(lines), "more_body": False}
-        received = [body]
-
-        async def receive() -> dict[str, object]:
-            if not received:
-                await asyncio.sleep(60)
-            return received.pop()
-
-        async def send(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                statuses.append(message["status"])
-            elif not is_read:
-                await asyncio.sleep(60)
-
-        scope = {"type": "http", "method": "POST", "path": "/v1/check/stream", "headers": []}
-        await app(scope | {"query_string": b"", "client": None}, receive, send)
-        return statuses
-
-    async def one_after_the_other() -> list[list[int]]:
-        async with app.router.lifespan_context(app):
-            unread = await asyncio.wait_for(statuses_of(is_read=False), 30)
-            return [unread, await statuses_of(is_read=True)]
-
-    assert asyncio.run(one_after_the_other()) == [[200], [200]]
+def test_a_too_large_body_is_refused_stated_or_not(client: Client) -> None:
+    stated = b" " * (MAX_BYTES + 1)
+    body: bytes | Iterator[bytes]
+    for body in (stated, iter([stated[: 2**20]] * (MAX_BYTES // 2**20 + 1))):
+        response = client.post("/v1/check", content=body)
+        assert (response.status_code, response.json()["verdict"]) == (413, "unjudged")
 
 
-@pytest.mark.parametrize("is_stated", [True, False])
-def test_a_too_large_body_is_refused_stated_or_not(client: Client, is_stated: bool) -> None:
-    body: bytes | Iterator[bytes] = b" " * (MAX_BYTES + 1)
-    if not is_stated:
-        body = iter([b" " * 2**20] * (MAX_BYTES // 2**20 + 1))
-    kind = {"content-type": "application/json"}
-    response = client.post("/v1/check", content=body, headers=kind)
+def posted(client: Client, content: bytes | Iterator[bytes], **headers: str) -> httpx.Response:
+    fields = {key.replace("_", "-"): value for key, value in headers.items()}
+    return client.post("/v1/check", content=content, headers={"content-type": JSON} | fields)
+
+
+def results(response: httpx.Response) -> Any:
+    assert response.status_code == 200, response.text
+    return response.json()["results"]
+
+
+@pytest.mark.parametrize("encoding", PACKED)
+def test_a_packed_body_is_answered_as_it_is_unpacked(client: Client, encoding: str) -> None:
+    packed = posted(client, PACKED[encoding], content_encoding=encoding)
+    assert results(packed) == results(posted(client, BODY))
+    bytes_alone = (bytes([byte]) for byte in PACKED[encoding])
+    assert results(posted(client, bytes_alone, content_encoding=encoding)) == results(packed)
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_a_body_that_is_not_what_the_header_says_is_named(client: Client, fault: str) -> None:
+    encoding, content, problem = WRONG[fault]
+    response = posted(client, content, content_encoding=encoding)
+    assert (response.status_code, response.json()["verdict"]) == (400, "unjudged")
+    assert problem in response.json()["error"]
+
+
+@pytest.mark.parametrize("encoding", ["br", "gzip, br", "gzip, gzip", "gzip;q=1"])
+def test_another_encoding_is_refused_and_known_ones_named(client: Client, encoding: str) -> None:
+    response = posted(client, BODY, content_encoding=encoding)
+    assert response.status_code == 415
+    assert "content-encoding: known are gzip, deflate" in response.json()["error"]
+    assert response.headers["accept-encoding"] == "gzip, deflate, identity"
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked(client: Client) -> None:
+    packing = zlib.compressobj(wbits=31)
+    bomb = b"".join(packing.compress(bytes(2**20)) for _ in range(200)) + packing.flush()
+    began = time.process_time()
+    response = posted(client, bomb, content_encoding="gzip")
     assert (response.status_code, response.json()["verdict"]) == (413, "unjudged")
-    assert client.post("/v1/check", json={"messages": MESSAGES}).status_code == 200
+    assert f"{MAX_BYTES:,}" in response.json()["error"]
+    assert time.process_time() - began < 5
 
 
-def test_metadata_of_many_keys_are_one_error_and_not_one_for_each() -> None:
-    metadata = TypeAdapter[Any](Metadata)
-    assert metadata.validate_python({"team": "support"}) == {"team": "support"}
-    with pytest.raises(ValidationError, match="at most") as refused:
-        metadata.validate_python({str(key): 1 for key in range(1_000)})
-    assert refused.value.error_count() == 1
-    assert metadata.json_schema()["maxProperties"] == MAX_METADATA
+READ = ('charset="UTF-8"', "charset=us-ascii", 'charset=""', "xcharset=latin1; boundary=charset=x")
+UNREAD = (
+    "Charset = 'latin1'",
+    "charset=utf-8; charset=utf-16",
+    "charset*=utf-8''utf-16",
+    "x=';'; charset=utf-16",
+)
+
+
+def test_no_charset_but_utf_8_is_read(client: Client) -> None:
+    for parameters in READ:
+        results(posted(client, BODY, content_type=f"{JSON}; {parameters}"))
+    for parameters in UNREAD:
+        response = posted(client, BODY, content_type=f"{JSON}; {parameters}")
+        assert response.status_code == 415 and "content-type" in response.text
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32-be"])
+def test_json_in_utf_16_or_32_is_known_by_its_first_bytes(client: Client, encoding: str) -> None:
+    body = BODY.decode().encode(encoding)
+    assert results(posted(client, body)) == results(posted(client, BODY))
+    response = posted(client, body, content_type=f"{JSON}; charset=utf-8")
+    assert (response.status_code, response.json()["verdict"]) == (415, "unjudged")
+    assert "charset is utf-8" in response.json()["error"] and encoding in response.json()["error"]
+
+
+def test_a_stream_is_unpacked_while_it_is_written(client: Client) -> None:
+    packing = zlib.compressobj(wbits=31)
+
+    def packed(line: dict[str, Any]) -> bytes:
+        content = packing.compress(json.dumps(line).encode() + b"\n")
+        return content + packing.flush(zlib.Z_SYNC_FLUSH)
+
+    async def use(stream: OpenStream) -> None:
+        stream.write(packed({"append": "The sea is wide."}))
+        assert (await stream.read())["verdict"] == "allow"
+        stream.write(b"no such code")
+        (last,) = await stream.rest()
+        assert last["release"] == "" and "content-encoding gzip" in last["judgement"]["error"]
+
+    opening = packed({"messages": MESSAGES, "rules": ["fine"]})
+    streamed(client, opening, use, {"content-encoding": "gzip"})
+
+
+def test_a_key_twice_is_refused_and_its_place_said(client: Client) -> None:
+    chat = '"messages": [{"role": "user", "content": "Hi"}]'
+    body = f"{{{chat}, {chat}}}"
+    column = body.rindex('"messages"') + 1
+    where = f"character {column - 1} (line 1, column {column})"
+    response = posted(client, body.encode())
+    assert response.status_code == 422
+    assert f"the key 'messages' stands twice at {where}" in response.text
+
+
+def test_a_body_of_very_many_values_is_refused(client: Client) -> None:
+    """Each takes a kilobyte of memory to validate, and the time of everybody else."""
+    many = ",".join(["{}"] * (MAX_SIGNS // 2 + 1))
+    for key in ("tool_calls", "content", "extra"):
+        body = f'{{"messages": [{{"role": "user", "{key}": [{many}]}}]}}'
+        response = posted(client, body.encode())
+        assert (response.status_code, response.json()["verdict"]) == (413, "unjudged")
+        assert "the body has more than 300,000 commas" in response.text
+    line = client.post("/v1/check/stream", content=f'{{"messages": [{many}]}}\n')
+    assert line.status_code == 413 and "more than 300,000 commas" in line.text
+
+
+def test_as_many_values_as_may_be_are_read_and_signs_in_texts_are_none() -> None:
+    assert len(read_body(b"[" + b"1," * (MAX_SIGNS - 1) + b"1]")) == MAX_SIGNS
+    text = '[,{"\\' * MAX_SIGNS
+    assert read_body(json.dumps({"content": text}).encode()) == {"content": text}
+    assert read_body(b"5") == 5
+
+
+@pytest.mark.parametrize("content", ["[],", ",", '"\\"\\"' + "," * 9 + '\\"'])
+def test_very_many_values_or_signs_of_them_take_no_time(content: str) -> None:
+    body = ("[" + content * (4_000_000 // len(content))).encode()
+    began = time.thread_time()
+    with pytest.raises(ValueError):
+        read_body(body)
+    assert time.thread_time() - began < 2
