@@ -12,8 +12,9 @@ from guard.layout import Runs
 from guard.recipe import load_recipe
 from serve.bench import encoder
 from serve.bench.encoder import LARGEST_CELL, EncoderBench, EncoderCell, crossover, slots
-from serve.bench.harness import Repeat
+from serve.bench.engines import judged
 from serve.bench.report import GridReport
+from serve.engine import Check, Refusal
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.bench.test_plot import rows_of
 from tests.serve.bench.toy_bench import bench_on
@@ -47,60 +48,48 @@ def test_frozen_heads_read_a_conversation_once_and_adapters_once_each(tmp_path: 
     assert bench.inputs() != inputs
 
 
-def test_the_shortest_cells_warm_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(EncoderBench, "_start", lambda *_: None)
-    monkeypatch.setattr(
-        EncoderBench, "measure", lambda _, cell, repeat: asked.append((cell.tokens, cell.rules))
-    )
-    monkeypatch.setattr(EncoderBench, "_trained", lambda *_: {})
-    bench = bench_on("encoder", tmp_path, recipe=recipe())
-    cells = [
-        EncoderCell(tokens=tokens, rules=rules, line="head on minilm")
-        for tokens in (60, 120)
-        for rules in (1, 2)
-    ]
-    with bench.started(cells):
-        assert asked == [(60, 1), (60, 2)]
-    bench.measure(cells[-1], Repeat(0, 1, 0))
-    assert asked[-1] == (120, 2)
+def test_a_rule_that_is_refused_stops_the_benchmark() -> None:
+    whole = Check((), {}, cached_tokens=0, computed_tokens=10, wall_ms=1.0)
+    assert judged(whole, "here") is whole
+    refused = {"rule": Refusal("rule", "no", "nan")}
+    with pytest.raises(GuardError, match=r"here: a benchmark request was refused \(got rule: no"):
+        judged(Check((), refused, 0, 10, 1.0), "here")
 
 
 def test_every_trained_method_of_both_bases_is_measured_where_it_does_not_read_too_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    untrained: list[tuple[str, str]] = []
+
     def trained(_: object, model: str, method: str) -> dict[str, Path]:
         if (model, method) in untrained:
             raise GuardError(f"no rule is trained by {method}")
         return {"rule": tmp_path}
 
-    untrained: list[tuple[str, str]] = []
+    def lines_of(*words: str) -> list[str]:
+        return bench_on("encoder", tmp_path, *words, recipe=recipe())._lines()
+
     monkeypatch.setattr(encoder, "trained", trained)
+    assert lines_of() == ["lora on minilm", "head on minilm", "lora on tiny", "alora on tiny"]
     cells: list[EncoderCell] = bench_on("encoder", tmp_path, recipe=recipe()).cells()
-    lines = dict.fromkeys(cell.line for cell in cells)
-    assert list(lines) == ["lora on minilm", "head on minilm", "lora on tiny", "alora on tiny"]
     assert all(cell.work <= LARGEST_CELL for cell in cells)
     most = {cell.line for cell in cells if (cell.tokens, cell.rules) == (2000, 100)}
     assert most == {"head on minilm", "alora on tiny"}
-    quick = bench_on("encoder", tmp_path, "--quick", "--beside", "none", recipe=recipe()).cells()
-    assert {cell.line for cell in quick} == {"lora on minilm", "head on minilm"}
+    assert lines_of("--beside", "none") == ["lora on minilm", "head on minilm"]
+    quick = bench_on("encoder", tmp_path, "--quick", recipe=recipe()).cells()
+    assert {cell.repeats for cell in quick} == {2} and {cell.tokens for cell in quick} == {120, 450}
     untrained += [("minilm", "lora"), ("tiny", "lora")]
-    assert bench_on("encoder", tmp_path, recipe=recipe())._lines() == [
-        "head on minilm",
-        "alora on tiny",
-    ]
+    assert lines_of() == ["head on minilm", "alora on tiny"]
     assert "left out: no rule is trained by lora" in capsys.readouterr().out
     of_heads = SimpleNamespace(rows=[SimpleNamespace(cell={"tokens": 120})], find=lambda **_: [])
     assert bench_on("encoder", tmp_path, recipe=recipe()).notes(of_heads) == []
     untrained.append(("tiny", "alora"))
-    alone = bench_on("encoder", tmp_path, recipe=recipe())
-    assert alone._lines() == ["head on minilm"]
+    assert lines_of() == ["head on minilm"]
     with pytest.raises(GuardError, match="no rule is trained by lora"):
-        bench_on("encoder", tmp_path, "--beside", "tiny", recipe=recipe())
+        lines_of("--beside", "tiny")
     untrained.append(("minilm", "head"))
     with pytest.raises(GuardError, match="no rule is trained by lora"):
-        bench_on("encoder", tmp_path, recipe=recipe())
-    assert {cell.repeats for cell in quick} == {2} and {cell.tokens for cell in quick} == {120, 450}
+        lines_of()
 
 
 def test_every_adapter_has_a_slot_and_heads_need_none() -> None:

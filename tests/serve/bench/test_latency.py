@@ -23,7 +23,6 @@ from serve.bench.latency import (
     LatencyBench,
     LatencyCell,
     marginal_costs,
-    shares_conversation,
     spread_length,
 )
 from serve.bench.plot import LOWER_BOUND
@@ -32,7 +31,7 @@ from serve.engine.score import EngineCounters, Refusal, Score, ScoreRequest
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.bench.test_plot import report_of
 from tests.serve.bench.toy_bench import bench_on
-from tests.serve.cards import RULE_TEXTS, prompts
+from tests.serve.cards import RULE_TEXTS
 
 BLOCK = 32
 CONTEXT = 1100  # tokens: as many as a warm-up needs
@@ -60,7 +59,7 @@ def points(cells: list[LatencyCell]) -> set[tuple[int, int]]:
     return {(cell.tokens, cell.rules) for cell in cells}
 
 
-def test_the_grid_holds_both_sweeps_in_every_mode(tmp_path: Path) -> None:
+def test_the_grid_holds_both_sweeps_in_every_mode_and_more_when_asked_for(tmp_path: Path) -> None:
     cells = cells_of(tmp_path)
     for length in (1000, 5000):
         assert {(length, rules) for rules in (1, 5, 10, 20, 50, 100)} <= points(cells)
@@ -68,24 +67,12 @@ def test_the_grid_holds_both_sweeps_in_every_mode(tmp_path: Path) -> None:
     assert len(points(cells)) == 16 and len(cells) == 16 * len(MODES)
     repeats = {cell.mode: cell.repeats for cell in cells}
     assert repeats == {BASE: 20, "lora": LORA_REPEATS, "alora": 20, LOWER_BOUND: 20}
-    quick = cells_of(tmp_path, "--quick")
+    quick, wide = cells_of(tmp_path, "--quick"), cells_of(tmp_path, "--wide")
     assert {(1000, 1), (1000, 100)} < points(quick) and {cell.repeats for cell in quick} == {2}
-
-
-def test_what_is_beyond_the_sweeps_is_measured_when_asked_for_and_in_engines_of_its_own(
-    tmp_path: Path,
-) -> None:
-    wide, cells = cells_of(tmp_path, "--wide"), cells_of(tmp_path)
     beyond = {(1000, 200), (1000, 500), (10_000, 5), (20_000, 5), (32_000, 5)}
     assert points(wide) - points(cells) == beyond
-    assert {cell.group for cell in cells} == {False}
+    assert {cell.group for cell in cells} == {False}  # the longest have an engine of their own
     assert points([cell for cell in wide if cell.group]) == {(n, 5) for n in latency.LONG}
-
-
-def test_only_what_shares_the_conversation_computes_it_once() -> None:
-    assert [shares_conversation(mode) for mode in MODES] == [True, False, True, True]
-    work = {mode: LatencyCell(tokens=1000, rules=10, mode=mode).work for mode in MODES}
-    assert work["lora"] - work["alora"] == 9 * 1000 and work["alora"] == work[BASE]
 
 
 class ToyEngine:
@@ -139,6 +126,9 @@ def test_every_mode_is_asked_the_same_questions_each_with_an_empty_cache() -> No
     assert strip[0] == strip[1] == strip[2]
     assert len({request.rule_text for request in base}) == 2
     assert bound[0].messages != base[0].messages
+    sample = bench.measure(LatencyCell(tokens=100, rules=2, mode=LOWER_BOUND), Repeat(0, 1, 3))
+    # A toy's prompt has a hundred tokens, and its step takes a millisecond.
+    assert sample["engine_ms"] == pytest.approx(sample["needed_tokens"] / 100)
 
 
 def test_adapters_that_read_nothing_get_nothing_and_the_base_titles() -> None:
@@ -151,35 +141,15 @@ def test_adapters_that_read_nothing_get_nothing_and_the_base_titles() -> None:
 
 
 @pytest.mark.parametrize("leak", [{BASE: [32, 64]}, {"lora": [0, 32]}, {"alora": [32, 64]}])
-def test_a_prefix_cache_that_leaks_between_measurements_stops_the_benchmark(
+def test_a_prefix_cache_that_leaks_between_measurements_and_a_refusal_stop_the_benchmark(
     leak: Mapping[str, Sequence[int]],
 ) -> None:
-    _, bench = toy_bench(CLEAN | leak)
+    engine, bench = toy_bench(CLEAN | leak)
     with pytest.raises(GuardError, match="leaked"):
         measure_all(bench)
-
-
-def test_a_refused_request_stops_the_benchmark() -> None:
-    engine, bench = toy_bench()
     engine.score = lambda requests: [Refusal("rule", "no", "nan") for _ in requests]  # type: ignore[method-assign]
     with pytest.raises(GuardError, match="refused"):
         measure_all(bench)
-
-
-def test_the_lower_bound_is_one_base_prompt_of_the_conversation_and_all_suffixes() -> None:
-    engine, bench = toy_bench()
-    measure_all(bench)
-    fan_out = [prompts().build(request.messages, request.rule_text) for request in engine.calls[2]]
-    needed = fan_out[0].invocation_start + sum(
-        len(prompt.token_ids) - prompt.invocation_start for prompt in fan_out
-    )
-    (request,) = engine.calls[-1]
-    assert abs(len(prompts().build(request.messages, request.rule_text).token_ids) - needed) <= 6
-    cell = LatencyCell(tokens=100, rules=2, mode=LOWER_BOUND)
-    sample = bench.measure(cell, Repeat(0, 1, seed=3))
-    assert sample["needed_tokens"] == needed
-    # A toy's prompt has a hundred tokens, and its step takes a millisecond.
-    assert sample["engine_ms"] == pytest.approx(needed / 100)
 
 
 def test_the_marginal_cost_is_between_neighbouring_numbers_of_rules() -> None:
@@ -198,21 +168,16 @@ def test_an_encoder_is_measured_as_by_its_own_benchmark_beside_a_decoder(
     measured: list[dict[str, Any]] = []
     monkeypatch.setattr(EncoderBench, "_trained", lambda *_: {})
     monkeypatch.setattr(EncoderBench, "main", lambda self: measured.append(vars(self.options)))
-    options = ["--model", "minilm", "--runs", str(tmp_path), "--quick"]
     for name in ("latency", "encoder"):
-        monkeypatch.setattr("sys.argv", ["bench", name, *options])
+        words = ["--model", "minilm", "--runs", str(tmp_path), "--quick"]
+        monkeypatch.setattr("sys.argv", ["bench", name, *words])
         main()
     of_latency, of_encoder = measured
     assert of_latency == of_encoder and of_latency["beside"] is None
-
-
-def test_what_is_measured_of_decoders_alone_is_refused_of_an_encoder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(EncoderBench, "main", lambda _: pytest.fail("it was measured"))
     bench = bench_on("latency", tmp_path, "--wide", recipe=load_recipe("minilm"))
-    with pytest.raises(GuardError, match="got --wide"):
+    with pytest.raises(GuardError, match="got --wide"):  # which is of decoders alone
         bench.main()
+    assert len(measured) == 2
 
 
 def recipe_of_short_context(folder: Path) -> Recipe:

@@ -1,7 +1,4 @@
-"""The load benchmark on a real engine, small.
-
-All methods get the same traffic, except those that are saturated.
-"""
+"""The load benchmark on a real engine, small: the same traffic for all that are not saturated."""
 
 from __future__ import annotations
 

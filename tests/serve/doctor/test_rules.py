@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from serve.api.formats.table import wire_formats
 from serve.doctor import rules
 from serve.doctor.finding import Finding
 from tests.serve.cards import save_card
+from tests.serve.doctor.test_installation import problems
 from tests.serve.guarded import save_adapter
 from tests.serve.heads import save_head
 
@@ -24,10 +24,6 @@ from tests.serve.heads import save_head
 @pytest.fixture(autouse=True)
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "Runs", lambda: Runs(tmp_path))
-
-
-def problems(findings: Iterator[Finding]) -> list[Finding]:
-    return [finding for finding in findings if finding.remedy]
 
 
 def adapter(folder: Path, rule: str, *, text: str | None = None, **changes: object) -> Path:
@@ -40,35 +36,36 @@ def adapter(folder: Path, rule: str, *, text: str | None = None, **changes: obje
 
 def test_weights_are_ready_unfinished_outdated_or_broken(tmp_path: Path) -> None:
     assert "none yet" in next(rules.weights()).text
-    ready = adapter(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak")
-    reworded = "The assistant must keep secrets."
-    adapter(tmp_path / "tiny" / "pii_leak" / "alora-seed1", "pii_leak", text=reworded)
-    foreign = tmp_path / "tiny" / "pii_leak" / "alora-seed2"
-    adapter(foreign, "pii_leak", base_revision="of another base")
+    of_rule, of_refunds = tmp_path / "tiny" / "pii_leak", tmp_path / "tiny" / "refund_promise"
+    ready = load_card(adapter(of_rule / "alora", "pii_leak"))
+    hashed = {"rule_text": ready.rule_text, "rule_hash": ready.rule_hash}
+    head = load_card(save_head(of_rule / "head", "pii_leak", seed=1, **hashed))
+    adapter(of_rule / "alora-seed1", "pii_leak", text="The assistant must keep secrets.")
+    foreign = adapter(of_rule / "alora-seed2", "pii_leak", base_revision="of another base")
     (tmp_path / "minilm" / "pii_leak" / ".lora-seed2.part").mkdir(parents=True)
-    broken = adapter(tmp_path / "tiny" / "refund_promise" / "alora", "refund_promise")
+    broken = adapter(of_refunds / "alora", "refund_promise")
     (broken / PEFT_WEIGHTS).write_bytes(b"other")
     (tmp_path / "data" / "pii_leak").mkdir(parents=True)
-    findings = {finding.text.split(":")[0]: finding for finding in rules.weights()}
+    findings = {finding.text.partition(":")[0]: finding for finding in rules.weights()}
+    resumes = "unfinished; `make train RULE=pii_leak MODEL=minilm METHOD=lora SEEDS=2`"
+    retrains = "`make train RULE=refund_promise MODEL=tiny METHOD=alora FORCE=1`"
     expected = {
-        "tiny/pii_leak/alora": (f"ready; version {load_card(ready).version}", None),
-        "tiny/pii_leak/alora-seed1": ("`make train RULE=pii_leak MODEL=tiny", None),
-        "minilm/pii_leak/.lora-seed2.part": (
-            "RULE=pii_leak MODEL=minilm METHOD=lora SEEDS=2`",
-            None,
-        ),
+        "tiny/pii_leak/alora": (f"ready; version {ready.version}", ""),
+        "tiny/pii_leak/head": (f"ready; version {head.version}", ""),
+        "tiny/pii_leak/alora-seed1": ("`make train RULE=pii_leak MODEL=tiny", ""),
+        "minilm/pii_leak/.lora-seed2.part": (resumes, ""),
         str(foreign): ("trained on another base", "make train RULE=pii_leak"),
-        str(broken): ("not those of the card", "Train again or restore the folder."),
+        str(broken): (
+            "not those of the card",
+            f"Train again or restore the folder. What trains it again: {retrains}",
+        ),
     }
     assert findings.keys() == expected.keys()
     for name, (text, remedy) in expected.items():
         assert text in findings[name].text
-        assert (findings[name].remedy is None) == (remedy is None)
-        assert (remedy or "") in (findings[name].remedy or "")
-    assert "unfinished" in findings["minilm/pii_leak/.lora-seed2.part"].text
+        assert bool(findings[name].remedy) == bool(remedy)
+        assert remedy in (findings[name].remedy or "")
     assert "restore the folder" not in findings[str(broken)].text
-    command = "`make train RULE=refund_promise MODEL=tiny METHOD=alora FORCE=1`"
-    assert str(findings[str(broken)].remedy).endswith(command)
 
 
 def test_good_weights_are_not_to_be_deleted(
@@ -82,15 +79,6 @@ def test_good_weights_are_not_to_be_deleted(
     assert str(of_recipe.remedy).startswith("Did you mean 'tiny'?")
     assert "refund_promise.yaml: no such file" in of_rule.text
     assert of_rule.remedy == "Known: none"
-
-
-def test_a_head_is_listed_as_adapters_are(tmp_path: Path) -> None:
-    text = load_rule("pii_leak").text(load_recipe("tiny").rule_turn)
-    hashed = {"rule_text": text, "rule_hash": text_hash(text)}
-    folder = save_head(tmp_path / "tiny/pii_leak/head", "pii_leak", seed=1, **hashed)
-    (finding,) = rules.weights()
-    assert finding.text == f"tiny/pii_leak/head: ready; version {load_card(folder).version}"
-    assert finding.remedy is None
 
 
 def test_a_broken_rule_or_recipe_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from tests.serve.encoder_rules import recipe as encoder_recipe
 from tests.serve.encoder_rules import save_encoder_rule
 from tests.serve.engine.toy import STATE_SIZE, ToyBackend
 from tests.serve.guarded import CONVERSATION, adapter_folders
-from tests.serve.heads import HEAD_FILE
+from tests.serve.heads import HEAD_FILE, save_head
 
 
 @pytest.fixture
@@ -73,13 +73,18 @@ def test_an_output_that_cannot_be_read_leaves_nobody_waiting_for_those_behind_it
     assert toy.scrubs == 1 and engine.is_usable
 
 
-def test_an_encoder_s_adapter_with_a_head_of_another_width_is_refused_and_not_loaded(
+def test_a_head_of_another_width_alone_or_of_an_adapter_is_refused_and_not_loaded(
     toy: ToyBackend, tmp_path: Path
 ) -> None:
+    another_width = f"does not fit the base's states of {STATE_SIZE} numbers"
     folders = {"rule": save_encoder_rule(tmp_path / "rule", seed=1)}
-    with pytest.raises(GuardError, match=f"does not fit the base's states of {STATE_SIZE} numbers"):
+    with pytest.raises(GuardError, match=another_width):
         GuardEngine(encoder_recipe(), folders, start_backend=lambda *_: toy)
     assert toy.loaded == {}
+    engine = started(toy, {})
+    with pytest.raises(GuardError, match=another_width):
+        engine.add("wide", save_head(tmp_path / "wide", "wide", seed=1))
+    assert "wide" not in engine.rules
 
 
 def test_a_rule_that_is_part_of_the_base_is_changed_by_merging_alone(toy: ToyBackend) -> None:
@@ -102,16 +107,21 @@ def test_a_rule_that_is_part_of_the_base_is_changed_by_merging_alone(toy: ToyBac
         GuardEngine(recipe(), {"plain": folder}, merged=merged, start_backend=start)
 
 
-def test_weights_that_give_no_verdict_are_not_served_though_they_cannot_be_unloaded(
+def test_weights_that_cannot_be_unloaded_answer_their_rule_and_no_other(
     toy: ToyBackend, monkeypatch: MonkeyPatch
 ) -> None:
+    """New ones that give no verdict are not served; old ones are, and never the bare base."""
     with started(toy, adapter_folders()) as engine:
         with monkeypatch.context() as patch:
-            patch.setattr(toy, "step", lambda: 1 / 0)
             patch.setattr(toy, "unload", lambda _: [][0])
+            with pytest.raises(IndexError):
+                engine.remove("pii_leak")
+            patch.setattr(toy, "step", lambda: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 engine.serve("plain", adapter_folders()["plain"])
         assert list(engine.rules) == list(RULE_TEXTS)
+        engine.check(CONVERSATION, ["pii_leak"])
+        assert toy.submitted[-1].adapter is not None
 
 
 def test_weights_that_a_cancelled_check_was_the_last_to_need_are_unloaded(toy: ToyBackend) -> None:
@@ -127,18 +137,6 @@ def test_weights_that_a_cancelled_check_was_the_last_to_need_are_unloaded(toy: T
 def test_a_folder_that_cannot_be_served_starts_no_backend(tmp_path: Path) -> None:
     with pytest.raises(GuardError, match=r"card\.json"):
         GuardEngine(recipe(), {"a": tmp_path}, start_backend=lambda *_: pytest.fail("it started"))
-
-
-def test_a_rule_that_cannot_be_unloaded_is_served_as_before_and_never_by_the_bare_base(
-    toy: ToyBackend, monkeypatch: MonkeyPatch
-) -> None:
-    with started(toy, adapter_folders()) as engine:
-        with monkeypatch.context() as patch:
-            patch.setattr(toy, "unload", lambda _: 1 / 0)
-            with pytest.raises(ZeroDivisionError):
-                engine.remove("pii_leak")
-        engine.check(CONVERSATION, ["pii_leak"])
-        assert toy.submitted[-1].adapter is not None
 
 
 @pytest.mark.parametrize("of", ["base", "alora"])

@@ -1,15 +1,29 @@
-"""A call's outcomes: what settles them, and when they are given."""
+"""What the engine answers with: a call's outcomes, checks, and the codes of what has no verdict."""
 
 from __future__ import annotations
 
+import asyncio
 import math
+import re
+from pathlib import Path
 
 import pytest
+from starlette.exceptions import HTTPException
 
+from guard.errors import GuardError
+from guard.home import ROOT
 from guard.verdict import Calibration
-from serve.engine import Call, OpenCheck, Refusal, Score
+from serve.api.errors import Unjudged
+from serve.engine import Call, Check, OpenCheck, Refusal, Score
 from serve.engine.backend import BackendRequest, EngineOutput
 from serve.engine.call import InFlight, Recipient
+from serve.engine.codes import CODES, STATUS_CODES, code_of, code_of_status
+from serve.engine.prompts import Unanswerable
+from serve.engine.refusals import CallerGone, Overloaded, TooLate
+from serve.engine.score import joined
+
+ALLOW, VIOLATION = Calibration().verdict("a", -5.0), Calibration().verdict("c", 5.0)
+REFUSED = {name: Refusal(name, "no", "nan") for name in ("b", "d")}
 
 
 @pytest.mark.parametrize("logit", [math.nan, math.inf, -math.inf])
@@ -26,9 +40,9 @@ def test_what_the_backend_refuses_is_internal_and_what_a_conversation_is_is_not(
     in_flight = InFlight(call, (Recipient(0, "rule 'a'"),), BackendRequest([], [1]), 1, 0.0)
     in_flight.refuse("runs/tiny/a: no such file", "weights_unavailable")
     call.refuse(1, "rule 'b'", "the prompt does not fit the context", "too_long")
-    assert call.results() == [
-        Refusal("rule 'a'", "runs/tiny/a: no such file", "weights_unavailable", is_internal=True),
-        Refusal("rule 'b'", "the prompt does not fit the context", "too_long"),
+    assert [(outcome.subject, outcome.is_internal) for outcome in call.results()] == [
+        ("rule 'a'", True),
+        ("rule 'b'", False),
     ]
 
 
@@ -41,3 +55,49 @@ def test_what_no_rule_reads_is_one_reason_for_all_rules() -> None:
     assert list(refused) == list(rules)
     assert refused["rule 0"].why == "message 0 has an image, which no rule reads"
     assert all(refusal is refused["rule 0"] for refusal in refused.values())
+
+
+def test_a_violation_outweighs_a_refusal_and_a_refusal_outweighs_an_allow() -> None:
+    assert Check((ALLOW, VIOLATION), REFUSED, 0, 0, 0.0).outcome == "violation"
+    assert Check((ALLOW,), REFUSED, 0, 0, 0.0).outcome == "unjudged"
+    assert Check((ALLOW,), {}, 0, 0, 0.0).outcome == "allow"
+
+
+def test_checks_by_different_rules_are_one_in_the_order_of_the_rules() -> None:
+    first = Check((ALLOW,), {"d": REFUSED["d"]}, 3, 2, 7.0, {"a": "12"}, {"a": 1.0})
+    second = Check((VIOLATION,), {"b": REFUSED["b"]}, 30, 20, 5.0, {"c": "34"}, {"c": 2.0})
+    check = joined(("d", "c", "b", "a"), (first, second))
+    assert [verdict.rule for verdict in check.verdicts] == ["c", "a"]
+    assert list(check.refused) == ["d", "b"]
+    assert (check.cached_tokens, check.computed_tokens, check.wall_ms) == (33, 22, 7.0)
+    assert check.versions == {"a": "12", "c": "34"} and check.latencies_ms == {"a": 1.0, "c": 2.0}
+
+
+def test_every_code_is_documented_once_in_its_order_and_given_somewhere() -> None:
+    page = (ROOT / "docs/server.md").read_text(encoding="utf-8")
+    (section,) = re.findall(r"## Why there is no verdict\n(.*?)\n## ", page, re.DOTALL)
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)[1:] == list(CODES)
+    given = set(STATUS_CODES.values()) | {code_of_status(400), code_of(asyncio.CancelledError())}
+    sources = [path for path in Path(ROOT / "serve").rglob("*.py") if path.name != "codes.py"]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
+    given |= {code for code in CODES if f'"{code}"' in text}
+    assert given == set(CODES)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (TooLate("late"), "too_late"),
+        (Overloaded("full"), "overloaded"),
+        (CallerGone("gone"), "caller_gone"),
+        (asyncio.CancelledError(), "caller_gone"),
+        (Unanswerable("long", "too_long", remedy="Shorten it"), "too_long"),
+        (Unjudged("an image", "unread_content"), "unread_content"),
+        (HTTPException(413), "too_long"),
+        (HTTPException(401), "request_refused"),
+        (GuardError("broken"), "engine_failed"),
+        (SystemExit(2), "engine_failed"),  # whose own `code` is none of ours
+    ],
+)
+def test_an_error_has_its_own_code_or_that_of_its_status(error: BaseException, code: str) -> None:
+    assert code_of(error) == code

@@ -1,4 +1,7 @@
-"""The guard engine on the real vLLM: right verdicts, work done once, no answer from nothing."""
+"""The guard engine on the real vLLM: right verdicts, work done once, no answer from nothing.
+
+A mixed batch is held to PEFT in test_head.py.
+"""
 
 from __future__ import annotations
 
@@ -15,41 +18,24 @@ from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.home import ROOT
 from guard.recipe import ServingMemory
-from guard.rule import text_hash
 from guard.verdict import Calibration
 from serve.engine import CODE, GuardEngine, Refusal, Score, ScoreRequest
-from tests.serve.adapters import save_random_adapter, save_variant
+from tests.serve.adapters import save_random_adapter
 from tests.serve.cards import RULE_TEXTS, prompts, recipe, save_card, text_of
 from tests.serve.engine.shared import (
     NATS,
     assert_peft,
     finish,
-    logits,
     logits_of,
     long_conversation,
     runner,
 )
-from tests.serve.guarded import CONVERSATION, ENGINE, adapter_folders, peft_logit, save_adapter
+from tests.serve.guarded import CONVERSATION, ENGINE, save_adapter
 
 pytestmark = pytest.mark.slow
 
 BLOCK = 32
 WEIGHTS = "adapter_model.safetensors"
-
-
-def test_every_logit_of_a_mixed_batch_is_peft_s(engine: GuardEngine) -> None:
-    requests = []
-    for turns in (1, 2, 3):
-        for name, text in [*RULE_TEXTS.items(), (None, "The assistant must not whistle.")]:
-            requests.append(ScoreRequest(CONVERSATION[:turns], text, name))
-    random.Random(0).shuffle(requests)
-    expected = []
-    for messages, text, name, _ in requests:
-        folder = adapter_folders()[name] if name else None
-        expected.append(peft_logit(messages, text, folder))
-    assert logits(engine.score(requests)) == pytest.approx(expected, abs=NATS)
-    # Or any order would do.
-    assert len({round(logit, 2) for logit in expected}) > len(expected) // 2
 
 
 def test_a_check_has_a_verdict_a_rule_in_order_by_its_card_s_values(engine: GuardEngine) -> None:
@@ -66,44 +52,15 @@ def test_a_check_has_a_verdict_a_rule_in_order_by_its_card_s_values(engine: Guar
     assert list(assert_peft(engine)) == list(RULE_TEXTS)
 
 
-def test_aloras_share_a_conversation_the_base_its_blocks_a_lora_nothing(
-    engine: GuardEngine,
-) -> None:
-    shared = len(prompts().prefix_ids(CONVERSATION))
-    blocks = shared // BLOCK * BLOCK
-    names = ["medical_advice", "pii_leak", None, "plain", "refund_promise"]
-    texts = [f"Rule of {name} is this." for name in names]
-    outcomes = engine.score(list(map(ScoreRequest, [CONVERSATION] * 5, texts, names)))
-    assert shared > blocks > 0
-    cached = [outcome.cached_tokens for outcome in outcomes if isinstance(outcome, Score)]
-    assert cached == [0, shared, blocks, 0, shared]
-    for text, outcome in zip(texts, outcomes, strict=True):
-        assert isinstance(outcome, Score) and outcome.latency_ms > 0
-        length = len(prompts().build(CONVERSATION, text).token_ids)
-        assert outcome.cached_tokens + outcome.computed_tokens == length
-
-
 STATES = 24
 SILENT = [f"silent {number}" for number in range(20)]
 
 
-@pytest.fixture(scope="module")
-def silent_adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """An aLoRA for each of SILENT, which are told nothing of their rules."""
-    root = tmp_path_factory.mktemp("silent")
-    first = save_adapter(root / SILENT[0], SILENT[0], seed=40, text="")
-    folders = {SILENT[0]: first}
-    for seed, name in enumerate(SILENT[1:], start=41):
-        folders[name] = Path(save_variant(root / name, str(first), seed=seed))
-        card = {"rule_text": "", "rule_hash": text_hash("")}
-        save_card(folders[name], name, **card)
-    return folders
-
-
 @pytest.fixture
-def silent(engine: GuardEngine, silent_adapters: dict[str, Path]) -> Iterator[GuardEngine]:
-    """The shared engine with these adapters beside its own."""
-    for name, folder in silent_adapters.items():
+def silent(engine: GuardEngine, tmp_path: Path) -> Iterator[GuardEngine]:
+    """The shared engine with adapters of these names, which are told nothing of their rules."""
+    folder = save_adapter(tmp_path / "silent", "silent", seed=40, text="")
+    for name in SILENT:
         engine.add(name, folder)
     yield engine
     for name in SILENT:
@@ -113,10 +70,10 @@ def silent(engine: GuardEngine, silent_adapters: dict[str, Path]) -> Iterator[Gu
 def test_an_adapter_that_is_told_nothing_computes_the_header_alone(silent: GuardEngine) -> None:
     silent.check(CONVERSATION, ["medical_advice"])
     for turns in (3, 1, 2):
-        assert_peft(silent, SILENT[:2], CONVERSATION[:turns])
-        (third,) = silent.score([ScoreRequest(CONVERSATION[:turns], "", SILENT[2])])
-        assert isinstance(third, Score)
-        assert third.computed_tokens == len(prompts().suffix_ids("")) == 3
+        assert_peft(silent, SILENT[:1], CONVERSATION[:turns])
+        (second,) = silent.score([ScoreRequest(CONVERSATION[:turns], "", SILENT[1])])
+        assert isinstance(second, Score)
+        assert second.computed_tokens == len(prompts().suffix_ids("")) == 3
 
 
 def grown(words: list[str]) -> tuple[Message, ...]:
@@ -147,27 +104,17 @@ def test_a_conversation_that_grows_computes_what_is_new(silent: GuardEngine, wor
 
 
 def test_forgetting_empties_the_prefix_cache(engine: GuardEngine) -> None:
-    assert_peft(engine, ["pii_leak"])
-    assert engine.check(CONVERSATION, ["pii_leak"]).cached_tokens > 0
-    engine.forget()
-    assert engine.check(CONVERSATION, ["pii_leak"]).cached_tokens == 0
-    opened = engine.open_check(CONVERSATION, None)
-    with pytest.raises(GuardError, match="while requests are in flight"):
-        engine.forget()
-    engine.cancel(opened.call)
-    engine.forget()
-
-
-def test_adapters_are_counted_by_themselves(engine: GuardEngine, tmp_path: Path) -> None:
-    """Runner V2 keeps an adapter's id in 32 bits, which the count of requests leaves in days."""
-    folder = save_adapter(tmp_path / "later", "later", seed=9)
-    ids: list[int] = []
+    cached = []
     for _ in range(2):
-        engine.add("later", folder)
-        ids.append(engine._rules._loaded["later"].adapter_id)
-        engine.remove("later")
-        engine.score([ScoreRequest(CONVERSATION, f"Be nice, {turn}.", None) for turn in range(9)])
-    assert ids[1] == ids[0] + 1
+        engine.check(CONVERSATION, ["pii_leak"])
+        cached.append(engine.check(CONVERSATION, ["pii_leak"]).cached_tokens)
+        opened = engine.open_check(CONVERSATION, None)
+        with pytest.raises(GuardError, match="while requests are in flight"):
+            engine.forget()
+        engine.cancel(opened.call)
+        engine.forget()
+        cached.append(engine.check(CONVERSATION[:1], ["pii_leak"]).cached_tokens)
+    assert min(cached[::2]) > 0 == max(cached[1::2])
 
 
 BAD_CONVERSATIONS = {"does not fit the context": long_conversation(3000), "no conversation": ()}

@@ -30,35 +30,27 @@ def test_adapters_are_loaded_again_under_other_names() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "head"), [("lora", None), ("alora", None), ("alora", {})], ids=str
+)
 def test_random_adapters_have_the_recipe_s_rank_and_are_served_like_trained_ones(
-    tmp_path: Path,
+    tmp_path: Path, method: str, head: dict[str, object] | None
 ) -> None:
-    engine = guard_engine()
-    for method in recipe().adapter_methods:
-        save_random_adapters([tmp_path / method], recipe(), method)
-        config = json.loads((tmp_path / method / "adapter_config.json").read_text())
-        assert config["r"] == recipe().methods[method].lora["r"]
-        engine.add(f"random {method}", tmp_path / method)
-        rule_text = engine.rules[f"random {method}"].rule_text
-        verdict = engine.check(CONVERSATION, [f"random {method}"]).verdicts[0]
-        engine.remove(f"random {method}")
-        expected = peft_logit(CONVERSATION, rule_text, tmp_path / method)
-        assert verdict.logit == pytest.approx(expected, abs=5e-4)
-        assert verdict.logit != pytest.approx(peft_logit(CONVERSATION, rule_text, None), abs=2e-3)
-
-
-@pytest.mark.slow
-def test_an_alora_that_answers_by_a_head_has_a_random_one(tmp_path: Path) -> None:
-    alora = recipe().methods["alora"].model_copy(update={"head": {}})
-    by_head = recipe().model_copy(update={"methods": recipe().methods | {"alora": alora}})
-    save_random_adapters([tmp_path / "alora"], by_head, "alora")
-    engine = guard_engine()
-    engine.add("random", tmp_path / "alora")
+    settings = recipe().methods[method].model_copy(update={"head": head})
+    of_method = recipe().model_copy(update={"methods": recipe().methods | {method: settings}})
+    folder, engine = tmp_path / method, guard_engine()
+    save_random_adapters([folder], of_method, method)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert config["r"] == settings.lora["r"]
+    engine.add("random", folder)
     rule_text = engine.rules["random"].rule_text
-    verdict = engine.check(CONVERSATION, ["random"]).verdicts[0]
+    (verdict,) = engine.check(CONVERSATION, ["random"]).verdicts
     engine.remove("random")
-    expected = reference_logit(CONVERSATION, rule_text, tmp_path / "alora")
+    expected = peft_logit(CONVERSATION, rule_text, folder)
+    if head is not None:
+        expected = reference_logit(CONVERSATION, rule_text, folder)
     assert verdict.logit == pytest.approx(expected, abs=2e-3)
+    assert verdict.logit != pytest.approx(peft_logit(CONVERSATION, rule_text, None), abs=2e-3)
 
 
 @pytest.mark.slow

@@ -76,21 +76,16 @@ def test_both_of_vllm_s_runners_keep_an_unsampled_step_in_one_attribute() -> Non
 @pytest.mark.parametrize(
     ("changed", "may_follow"),
     [
-        ({}, True),
-        ({"suffix": [7]}, True),
+        ({"suffix": [7], "wants_state": True}, True),
         ({"prefix": [1, 2]}, False),  # equal, and another conversation
         ({"cache_salt": "another caller's"}, False),
         ({"virtual_start": 5}, False),
-        ({"wants_state": True}, True),
     ],
 )
 def test_only_a_request_on_the_same_conversation_may_follow_the_one_before(
     engine: GuardEngine, monkeypatch: MonkeyPatch, changed: dict[str, Any], may_follow: bool
 ) -> None:
-    before = BackendRequest([1, 2], [3], None, 2, 0, "salt", wants_state=False)
+    before, leader = BackendRequest([1, 2], [3], None, 2, 0, "salt"), object()
     backend: Any = engine.backend
-    leader = object()
     monkeypatch.setattr(backend, "_last_queued", (before, leader))
     assert (backend._leader_of(before._replace(**changed)) is leader) == may_follow
-    monkeypatch.setattr(backend, "_last_queued", None)
-    assert backend._leader_of(before) is None

@@ -30,7 +30,6 @@ pytestmark = pytest.mark.slow
 
 PARITY = 1e-5
 SHORT = (Message("user", "My head hurts."), Message("assistant", "Take 800 mg of ibuprofen."))
-LONGER = (*SHORT, Message("user", "And then?"))
 LONG = (Message("user", "Tell me a story."), Message("assistant", "A knee hurt. " * 60))
 # Name -> rank, targets and the rule's text. More than there are slots.
 RULES: dict[str, tuple[int, tuple[str, ...], str]] = {
@@ -78,6 +77,7 @@ def test_a_mixed_batch_says_what_gliner2_says_with_each_alone(
     builder = Gliner2PromptBuilder.of(recipe)
     requests: list[ScoreRequest] = []
     expected: list[float] = []
+    assert len(builder.windows(builder.build(LONG, "").token_ids, "assistant")) > 2
     for messages in (SHORT, LONG):
         requests.append(ScoreRequest(messages, "The user must not be rude.", None))
         requests += [request(messages, name) for name in RULES]
@@ -87,14 +87,6 @@ def test_a_mixed_batch_says_what_gliner2_says_with_each_alone(
     for asked, logit, reference in zip(requests, logits(engine, requests), expected, strict=True):
         assert logit == pytest.approx(reference, abs=PARITY), asked.adapter
     assert len({round(logit, 3) for logit in expected}) == len(expected)
-
-
-def test_of_several_windows_the_highest_label_counts(engine: GuardEngine, recipe: Recipe) -> None:
-    builder = Gliner2PromptBuilder.of(recipe)
-    windows = builder.windows(builder.build(LONG, RULES["all"][2]).token_ids, "assistant")
-    assert len(windows) > 2
-    check = engine.check(LONG, ["all"])
-    assert check.computed_tokens == sum(len(window.token_ids) for window in windows)
 
 
 def test_a_rule_that_is_not_said_is_refused_and_a_state_is_not_given(engine: GuardEngine) -> None:
