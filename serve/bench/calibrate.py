@@ -160,10 +160,8 @@ def scaffold_tokens(prompts: PromptBuilder, block_size: int) -> int:
 
 def wake_ms(meter: BurstMeter) -> float:
     """The extra time of a check that finds the engine asleep, at least 0: the median difference
-    between the same check after a pause and right after other work.
-
-    Caches are cold then, and a core has to wake. In an open-loop load at low rates this is every
-    check.
+    between the same check after a pause and right after other work. Caches are cold then, and a
+    core has to wake. In an open-loop load at low rates this is every check.
     """
     burst = [(WAKE_TOKENS, min(WAKE_RULES, meter.most_rules))]
     differences_ms: list[float] = []
@@ -184,9 +182,7 @@ class SwapRow(Strict):
 
 def with_swaps(rows: Sequence[SwapRow], cost: FittedCost) -> FittedCost:
     """The coefficients, with a least-squares fit of the checks' times to their copies and reads,
-    and the standard errors of these two.
-
-    The rest of the work is the same in every check.
+    and the standard errors of these two. The rest of the work is the same in every check.
     """
     counts = np.asarray([[1.0, row.swap_ins, row.loads] for row in rows])
     wall_ms = [row.wall_ms for row in rows]

@@ -65,9 +65,8 @@ class EncoderCell(Cell):
 
     @property
     def work(self) -> float:
-        """The tokens that a check reads, by the nominal length of the conversation.
-
-        Suffixes and what the windows of an encoder have in common come on top.
+        """The tokens that a check reads, by the nominal length of the conversation. Suffixes and
+        what the windows of an encoder have in common come on top.
         """
         if METHODS[self.method].shares_conversation:
             return self.tokens
@@ -124,9 +123,8 @@ class EncoderBench(Benchmark[EncoderCell]):
             self._recipes.append(recipe)
 
     def _trained(self, recipe: Recipe) -> dict[str, list[Path]]:
-        """The folders of the rules that are trained on a base, by method.
-
-        Raises GuardError if there is none.
+        """The folders of the rules that are trained on a base, by method. Raises GuardError if
+        there is none.
         """
         folders: dict[str, list[Path]] = {}
         refusals: list[GuardError] = []
@@ -249,7 +247,6 @@ def adapter_line(recipe: Recipe) -> str:
 
 def crossover(first: Sequence[MeasuredRow], second: Sequence[MeasuredRow]) -> float | None:
     """The number of rules from which on `second` is faster than `first`; None where it never is.
-
     Between the measured numbers, log ms is taken as linear in log rules. Where `second` is always
     faster, it is the smallest measured number.
     """

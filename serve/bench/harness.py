@@ -58,9 +58,8 @@ Sample = Mapping[str, float | Sequence[float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A cell of the grid. A subclass has a field for each thing that its table names.
-
-    `repeats`: how often it is measured.
+    """A cell of the grid. A subclass has a field for each thing that its table names. `repeats`:
+    how often it is measured.
     """
 
     repeats: int = 1
@@ -72,7 +71,7 @@ class Cell:
 
     @property
     def work(self) -> float:
-        """The work of a repeat relative to the other cells', for the progress bar."""
+        """Of a repeat, relative to the other cells', for the progress bar."""
         return 1.0
 
     @property
@@ -114,7 +113,6 @@ def add_count(parser: argparse.ArgumentParser, flag: str, default: int, text: st
 
 class BenchCommand(ABC):
     """What `python -m serve.bench NAME` runs: a grid, or what is none (`race`, `calibrate`).
-
     `summary` and `duration` (on two cores, with the tiny base) stand in the list.
     """
 
@@ -196,9 +194,8 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
         return []
 
     def main(self) -> None:
-        """Measure, unless nothing has changed since; publish the report.
-
-        Raises GuardError, after the report is written, if an error ended the benchmark early.
+        """Measure, unless nothing has changed since; publish the report. Raises GuardError, after
+        the report is written, if an error ended the benchmark early.
         """
         inputs = self._fingerprint()
         report = self._kept(inputs)
@@ -236,21 +233,16 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
     def publish(self, report: GridReport) -> None:
         """Write the report and its plot, and print the table."""
         report.save(self.path)
-        written = [self.path, *self.draw(report)]
+        written, picture = [self.path], self.path.with_suffix(".png")
+        picture.unlink(missing_ok=True)  # of an earlier report
+        if panels := self.panels(report):
+            plot.draw(panels, report, picture)
+            written.append(picture)
         print(table(report, self.columns))
         for line in notes(*self.notes(report)):
             print(line)
         print(f"peak memory: {report.peak_memory_mib:,.0f} MiB")
         print(f"written: {', '.join(map(str, written))}")
-
-    def draw(self, report: GridReport) -> list[Path]:
-        """Write the plot beside the report. Returns what was written."""
-        picture, panels = self.path.with_suffix(".png"), self.panels(report)
-        picture.unlink(missing_ok=True)  # of an earlier report
-        if not panels:
-            return []
-        plot.draw(panels, report, picture)
-        return [picture]
 
     def _fingerprint(self) -> str:
         """The fingerprint of all that the numbers depend on."""

@@ -1,7 +1,5 @@
-"""What HTTP adds to a check: the time of a request less what its answer says the engine took.
-
-The server is a process of its own; every conversation is new. Knows nothing of what the verdicts
-mean.
+"""What HTTP adds to a check: the time of a request less what its answer says the engine took. The
+server is a process of its own; every conversation is new. Knows nothing of what the verdicts mean.
 """
 
 from __future__ import annotations

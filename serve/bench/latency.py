@@ -83,10 +83,8 @@ class LatencyCell(Cell):
 
 def spread_length(tokens: int, repeat: Repeat, block: int) -> int:
     """The tokens of a repeat's conversation: at most half a block more or less than `tokens`. What
-    is beyond whole blocks is spread evenly over the repeats.
-
-    The base computes that again for every rule, so a single length would favour it or put it at a
-    disadvantage.
+    is beyond whole blocks is spread evenly over the repeats. The base computes that again for every
+    rule, so a single length would favour it or put it at a disadvantage.
     """
     remainder = int((repeat.number + 0.5) / repeat.of * block)
     shortest = tokens - block // 2
@@ -129,9 +127,8 @@ class LatencyBench(Benchmark[LatencyCell]):
         parser.add_argument("--wide", action="store_true", help=text)
 
     def main(self) -> None:
-        """Measure a decoder, or an encoder by its own benchmark.
-
-        Raises GuardError for options that an encoder does not take.
+        """Measure a decoder, or an encoder by its own benchmark. Raises GuardError for options that
+        an encoder does not take.
         """
         if not self.recipe.is_encoder:
             super().main()
@@ -197,7 +194,6 @@ class LatencyBench(Benchmark[LatencyCell]):
         context_tokens: int | None = None,
     ) -> None:
         """Measure on this engine. `names`: the adapters by method, as many as a cell has rules.
-
         `context_tokens`: the length of the longest prompt, where it is not the recipe's.
         """
         self._context_tokens = context_tokens or self.recipe.context_tokens
@@ -212,9 +208,8 @@ class LatencyBench(Benchmark[LatencyCell]):
             self.texts = self.titles
 
     def measure(self, cell: LatencyCell, repeat: Repeat) -> Sample:
-        """Measure all verdicts of one conversation, from an empty cache.
-
-        Raises GuardError for a refusal, or if the cache was not empty.
+        """Measure all verdicts of one conversation, from an empty cache. Raises GuardError for a
+        refusal, or if the cache was not empty.
         """
         length = spread_length(cell.tokens, repeat, self._engine.backend.block_size)
         messages = conversation(self._prompts, length, repeat.seed)
@@ -242,10 +237,7 @@ class LatencyBench(Benchmark[LatencyCell]):
         return sample | {"needed_tokens": needed_tokens}
 
     def _asked(
-        self,
-        rules: Sequence[tuple[str, str | None]],
-        messages: tuple[Message, ...],
-        mode: str,
+        self, rules: Sequence[tuple[str, str | None]], messages: tuple[Message, ...], mode: str
     ) -> Sample:
         """Ask all rules, each a text and its adapter."""
         engine = self._engine
@@ -287,9 +279,8 @@ class LatencyBench(Benchmark[LatencyCell]):
 
 
 def check_cache_was_empty(scores: Sequence[Score], mode: str) -> None:
-    """Raise GuardError if anything came from an earlier measurement.
-
-    The first request must find an empty cache, and a LoRA shares with nobody.
+    """Raise GuardError if anything came from an earlier measurement. The first request must find an
+    empty cache, and a LoRA shares with nobody.
     """
     cached = sum(score.cached_tokens for score in scores)
     if scores[0].cached_tokens or (cached and not shares_conversation(mode)):
@@ -301,9 +292,8 @@ def check_cache_was_empty(scores: Sequence[Score], mode: str) -> None:
 
 
 def room_for(tokens: int, recipe: Recipe) -> dict[str, Any]:
-    """Engine arguments for prompts of `tokens`.
-
-    Beyond the context that the base was made for, its verdicts mean nothing but take as long.
+    """Engine arguments for prompts of `tokens`. Beyond the context that the base was made for, its
+    verdicts mean nothing but take as long.
     """
     if tokens <= recipe.context_tokens:
         return {}

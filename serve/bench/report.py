@@ -1,6 +1,5 @@
-"""What every benchmark's report has: where its numbers come from, its rows, and its table.
-
-Knows nothing of what was measured.
+"""What every benchmark's report has: where its numbers come from, its rows, and its table. Knows
+nothing of what was measured.
 """
 
 from __future__ import annotations
@@ -95,10 +94,8 @@ class BenchReport(Strict):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read the file.
-
-        Raises GuardError if it is not one of this version, OSError or ValueError if it is no JSON
-        file.
+        """Read the file. Raises GuardError if it is not one of this version, OSError or ValueError
+        if it is no JSON file.
         """
         return validate(json.loads(path.read_text(encoding="utf-8")), cls, where=path)
 
@@ -115,9 +112,7 @@ class BenchReport(Strict):
 
 
 class GridReport(BenchReport):
-    """The report of a grid of cells.
-
-    `inputs`: a fingerprint of all that the numbers depend on.
+    """The report of a grid of cells. `inputs`: a fingerprint of all that the numbers depend on.
     `facts`: what a benchmark states of itself. `is_resumed`: the rows are of several runs, because
     one was interrupted. `ended_by`: the error that ended it early.
     """
@@ -220,18 +215,16 @@ def started_from() -> Provenance:
 
 
 def origin(recipe: Recipe, *other_peaks_mib: float) -> dict[str, Any]:
-    """The fields that every report has. `other_peaks_mib`: the peak memory of other processes.
-
-    Call it last, because the peak memory of this process is that so far.
+    """The fields that every report has. `other_peaks_mib`: the peak memory of other processes. Call
+    it last, because the peak memory of this process is that so far.
     """
     peak_mib = max([peak_memory_mib(), *other_peaks_mib])
     return {**started_from(), "model": recipe.name, "peak_memory_mib": peak_mib}
 
 
 def peak_of_processes_mib() -> float:
-    """The largest peak memory among the running processes that this one has started.
-
-    Ask before a server ends.
+    """The largest peak memory among the running processes that this one has started. Ask before a
+    server ends.
     """
     peak_mib = 0.0
     for process in psutil.Process().children(recursive=True):

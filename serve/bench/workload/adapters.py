@@ -73,9 +73,8 @@ def adapter_mib(folder: Path) -> float:
 
 def save_random_adapters(folders: Iterable[Path], recipe: Recipe, method: str) -> None:
     """Write adapter folders as training would, with the recipe's rank and targets, and heads where
-    it has them. The weights are noise that no two adapters share.
-
-    Raises GuardError for an encoder, whose adapters also have heads.
+    it has them. The weights are noise that no two adapters share. Raises GuardError for an encoder,
+    whose adapters also have heads.
     """
     import torch
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict

@@ -1,6 +1,5 @@
-"""vLLM's EngineArgs for a recipe and the adapters it serves, and how memory is shared in them.
-
-From the weakest to the strongest: `DEFAULTS`, what a guard engine is; the base, its dtype and the
+"""vLLM's EngineArgs for a recipe and the adapters it serves, and how memory is shared in them. From
+the weakest to the strongest: `DEFAULTS`, what a guard engine is; the base, its dtype and the
 recipe's context; the recipe's `engine` section; the caller's overrides. Some arguments follow from
 these and from the adapters, each where it is computed. What would fail or be wrong is refused
 before anything starts. Imports no vLLM.

@@ -1,7 +1,6 @@
-"""vLLM with an encoder: a conversation's windows in, states out.
-
-A request becomes one request to vLLM for each of its windows (`guard/prompt/encoder.py`), all under
-its adapter. Nothing is cached: every adapter reads every window.
+"""vLLM with an encoder: a conversation's windows in, states out. A request becomes one request to
+vLLM for each of its windows (`guard/prompt/encoder.py`), all under its adapter. Nothing is cached:
+every adapter reads every window.
 """
 
 from __future__ import annotations

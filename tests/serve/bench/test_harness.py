@@ -105,7 +105,9 @@ def test_a_report_depends_on_all_code_that_measures_and_is_measured(
     assert own <= {file.name for file in files}
 
 
-def stopped(runs: Path, at: tuple[int, int], error: BaseException, message: str = "") -> None:
+def stopped(
+    runs: Path, at: tuple[int, int], error: BaseException, message: str | None = None
+) -> None:
     """A run that this error ends at a size and a repeat."""
 
     def on_measure(cell: ToyCell, repeat: Repeat) -> None:

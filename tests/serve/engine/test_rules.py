@@ -65,11 +65,7 @@ def test_an_adapter_trained_again_is_refused_where_it_may_have_to_be_read_again(
     [("*", "replaced while it was loaded"), (PEFT_WEIGHTS, "not those of the card")],
 )
 def test_a_folder_replaced_between_its_check_and_its_loading_is_refused_and_does_not_stay(
-    engine: GuardEngine,
-    tmp_path: Path,
-    monkeypatch: MonkeyPatch,
-    replaced: str,
-    problem: str,
+    engine: GuardEngine, tmp_path: Path, monkeypatch: MonkeyPatch, replaced: str, problem: str
 ) -> None:
     folder = save_adapter(tmp_path / "moving", "moving", seed=28)
     newer = save_adapter(tmp_path / "newer", "moving", seed=29)

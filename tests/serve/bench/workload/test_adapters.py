@@ -9,12 +9,7 @@ from pathlib import Path
 import pytest
 
 from guard.errors import GuardError
-from serve.bench.workload.adapters import (
-    adapter_mib,
-    copies,
-    random_adapters,
-    save_random_adapters,
-)
+from serve.bench.workload.adapters import adapter_mib, copies, random_adapters, save_random_adapters
 from tests.serve import encoder_rules
 from tests.serve.cards import recipe
 from tests.serve.guarded import CONVERSATION, guard_engine, peft_logit

@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 
 from guard.errors import GuardError
-from serve.bench.workload.prompts import (
-    RULE_TEXT,
-    conversation,
-    random_rule_text,
-    wordings,
-)
+from serve.bench.workload.prompts import RULE_TEXT, conversation, random_rule_text, wordings
 from tests.serve.cards import RULE_TEXTS, prompts, recipe
 
 BLOCK = 32

@@ -9,14 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from serve.bench.workload.traffic import (
-    LENGTHS,
-    RULES,
-    arrivals,
-    open_loop,
-    poisson,
-    zipf,
-)
+from serve.bench.workload.traffic import LENGTHS, RULES, arrivals, open_loop, poisson, zipf
 from tests.serve.cards import prompts
 
 

@@ -165,9 +165,7 @@ def test_a_burst_after_an_idle_pause_is_opened_together(toy: Toy, monkeypatch: M
     open_together(monkeypatch)
     burst: list[Any] = []
     before_opening(
-        monkeypatch,
-        engine,
-        lambda: burst or burst.extend([ask(thread, "fine") for _ in range(3)]),
+        monkeypatch, engine, lambda: burst or burst.extend([ask(thread, "fine") for _ in range(3)])
     )
     opened_before_a_step: list[int] = []
     engine.on_step = lambda: opened_before_a_step.append(len(engine.open))
