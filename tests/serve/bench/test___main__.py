@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pytest import CaptureFixture, MonkeyPatch
 
 from guard.errors import GuardError
 from guard.home import ROOT
@@ -31,7 +32,7 @@ def test_every_benchmark_is_listed_documented_and_in_the_table() -> None:
 
 @pytest.mark.parametrize("options", [[], ["--help"]])
 def test_without_a_name_the_command_lists(
-    options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    options: list[str], monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["bench", *options])
     with pytest.raises(SystemExit) as exit_info:
@@ -41,7 +42,7 @@ def test_without_a_name_the_command_lists(
 
 
 def test_an_unknown_name_is_an_error_with_the_nearest_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     with pytest.raises(GuardError, match="Did you mean 'latency'"):
         bench_named("latencey")
@@ -53,9 +54,7 @@ def test_an_unknown_name_is_an_error_with_the_nearest_one(
     assert exit_info.value.code == 2 and "Did you mean 'encoder'" in capsys.readouterr().err
 
 
-def test_what_is_offered_may_be_unknown_and_what_is_asked_for_may_not(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_is_offered_may_be_unknown(capsys: CaptureFixture[str]) -> None:
     for name in BENCHES:
         bench = bench_named(name)
         options = parsed(bench, [f"--offer={offer}" for offer in OFFERS])
@@ -103,7 +102,7 @@ class Sleep(Benchmark[SleepCell]):
 
 
 def test_a_file_outside_the_checkout_is_a_benchmark(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     file = tmp_path / "my_bench.py"
     file.write_text(OWN)

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pytest import MonkeyPatch
 
 from guard.home import ROOT
-from guard.recipe import load_recipe
 from serve.bench import calibrate
 from serve.bench.calibrate import (
     LONGEST,
@@ -19,7 +19,6 @@ from serve.bench.calibrate import (
     CalibrationReport,
     SwapRow,
     draw_bursts,
-    scaffold_tokens,
     table,
     wake_ms,
     with_swaps,
@@ -28,7 +27,6 @@ from serve.plan.calibration import FittedCost, load_calibration
 from serve.plan.report import build
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.bench.toy_bench import bench_on
-from tests.serve.cards import prompts
 from tests.serve.plan.on_paper import linear, plan
 
 
@@ -42,13 +40,6 @@ def test_bursts_are_of_all_sizes_and_not_too_large() -> None:
         sizes = {len(burst) for burst in drawn}
         assert 1 in sizes and max(sizes) >= 3
         assert max(rules for burst in drawn for _, rules in burst) > 30
-
-
-def test_all_conversations_begin_with_the_same_whole_blocks() -> None:
-    assert load_recipe("tiny").engine["block_size"] == 32
-    held = scaffold_tokens(prompts(), 8)
-    assert held % 8 == 0 and 0 < held < 64
-    assert scaffold_tokens(prompts(), 4096) == 0
 
 
 def test_what_a_pause_costs_is_the_median_difference_and_never_below_nothing() -> None:
@@ -126,7 +117,7 @@ def report(swaps: list[list[SwapRow]]) -> CalibrationReport:
 
     words = ["--bursts", str(BURSTS), "--rules", str(RULES)]
     small = small_recipe(max_num_batched_tokens=512)
-    with pytest.MonkeyPatch.context() as patch:
+    with MonkeyPatch.context() as patch:
         for name, value in SMALL.items():
             patch.setattr(calibrate, name, value)
         patch.setattr(calibrate, "with_swaps", noted)
@@ -151,9 +142,7 @@ def test_every_method_has_coefficients_that_give_its_bursts_back(report: Calibra
 
 
 @pytest.mark.slow
-def test_an_engine_with_few_slots_copies_and_reads(
-    report: CalibrationReport, swaps: list[list[SwapRow]]
-) -> None:
+def test_few_slots_copy_and_read(report: CalibrationReport, swaps: list[list[SwapRow]]) -> None:
     assert len(swaps) == len(report.methods)
     for rows in swaps:
         assert len(rows) == SMALL["SWAP_CHECKS"] and all(row.wall_ms > 0 for row in rows)

@@ -6,17 +6,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from pytest import CaptureFixture, MonkeyPatch
 
 from guard.errors import GuardError
 from guard.layout import Runs
 from guard.recipe import load_recipe
 from serve.bench import encoder
-from serve.bench.encoder import LARGEST_CELL, EncoderBench, EncoderCell, crossover, slots
+from serve.bench.encoder import LARGEST_CELL, EncoderBench, EncoderCell, crossover
 from serve.bench.engines import judged
 from serve.bench.report import GridReport
 from serve.engine import Check, Refusal
-from tests.serve.bench.small_engine import small_recipe
-from tests.serve.bench.test_plot import rows_of
+from tests.serve.bench.test_report import rows_of
 from tests.serve.bench.toy_bench import bench_on
 from tests.serve.encoder_rules import recipe, save_encoder_head, save_encoder_rule
 
@@ -57,7 +57,7 @@ def test_a_rule_that_is_refused_stops_the_benchmark() -> None:
 
 
 def test_every_trained_method_of_both_bases_is_measured_where_it_does_not_read_too_much(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     untrained: list[tuple[str, str]] = []
 
@@ -90,13 +90,6 @@ def test_every_trained_method_of_both_bases_is_measured_where_it_does_not_read_t
     untrained.append(("minilm", "head"))
     with pytest.raises(GuardError, match="no rule is trained by lora"):
         lines_of()
-
-
-def test_every_adapter_has_a_slot_and_heads_need_none() -> None:
-    assert slots(recipe(), 3) == 3  # its other method is a head
-    assert slots(small_recipe(), 3) == 6  # of both methods
-    heads = {"head": recipe().methods["head"]}
-    assert slots(recipe().model_copy(update={"methods": heads}), 3) == 1
 
 
 def test_a_decoder_is_refused(tmp_path: Path) -> None:

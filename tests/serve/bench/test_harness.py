@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pytest import CaptureFixture, MonkeyPatch
 
 from guard.errors import GuardError
 from serve.bench import harness
@@ -14,9 +15,7 @@ from serve.engine import CODE
 from tests.serve.bench.toy_bench import ToyBench, ToyCell, toy_bench
 
 
-def test_compared_cells_are_measured_in_turns_and_groups_one_after_the_other(
-    tmp_path: Path,
-) -> None:
+def test_compared_cells_take_turns_and_groups_do_not(tmp_path: Path) -> None:
     bench, seeds = toy_bench(tmp_path, "--repeats", "3"), []
     bench.on_measure = lambda cell, repeat: seeds.append((cell.size, repeat))
     bench.main()
@@ -41,7 +40,7 @@ def test_compared_cells_are_measured_in_turns_and_groups_one_after_the_other(
 
 
 def test_rows_have_spreads_over_the_repeats_and_ratios_within_them_and_are_published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(harness, "peak_of_processes_mib", lambda: 1e6)
     toy_bench(tmp_path / "new").main()
@@ -66,7 +65,7 @@ def test_rows_have_spreads_over_the_repeats_and_ratios_within_them_and_are_publi
 
 
 def test_what_has_not_changed_is_not_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(ToyBench, "panels", lambda *_: [])  # a plot takes longest
 
@@ -93,9 +92,7 @@ def test_what_has_not_changed_is_not_measured_again(
     assert measures() and not measures()
 
 
-def test_a_report_depends_on_all_code_that_measures_and_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_depends_on_all_code(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     asked: list[tuple[Path, ...]] = []
     monkeypatch.setattr(harness, "running_code", lambda files: asked.append(files) or "code")
     toy_bench(tmp_path).main()
@@ -127,9 +124,7 @@ def log_of(runs: Path, *words: str) -> list[object]:
     return bench.log
 
 
-def test_an_interrupted_run_goes_on_where_it_was(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupted_run_goes_on(tmp_path: Path, capsys: CaptureFixture[str]) -> None:
     stopped(tmp_path, (10, 1), KeyboardInterrupt())
     (part,) = tmp_path.glob("toy_bench.*.part.jsonl")
     part.write_text(part.read_text() + '\n["{\\"si')  # killed while it was written
@@ -143,7 +138,7 @@ def test_an_interrupted_run_goes_on_where_it_was(
     ("words", "is_resumable"), [(["--force"], True), (["--repeats", "3"], True), ([], False)]
 )
 def test_a_run_of_other_inputs_by_force_or_that_cannot_be_resumed_begins_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], is_resumable: bool
+    tmp_path: Path, monkeypatch: MonkeyPatch, words: list[str], is_resumable: bool
 ) -> None:
     monkeypatch.setattr(ToyBench, "is_resumable", is_resumable)
     stopped(tmp_path, (10, 1), KeyboardInterrupt())
@@ -153,9 +148,7 @@ def test_a_run_of_other_inputs_by_force_or_that_cannot_be_resumed_begins_anew(
         assert log_of(tmp_path) == [[10, 10], (10, "fast", 1)]
 
 
-def test_what_was_measured_before_an_error_is_reported_and_measured_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_keeps_what_was_measured(tmp_path: Path, capsys: CaptureFixture[str]) -> None:
     stopped(
         tmp_path, (2, 1), GuardError("the server has ended"), r"ended early \(got the server has"
     )

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pytest import CaptureFixture, MonkeyPatch
 
 from guard.errors import GuardError
 from guard.recipe import MODELS, Recipe, load_recipe
@@ -17,19 +18,12 @@ from serve.bench import latency
 from serve.bench.__main__ import main
 from serve.bench.encoder import EncoderBench
 from serve.bench.harness import Repeat
-from serve.bench.latency import (
-    BASE,
-    LORA_REPEATS,
-    LatencyBench,
-    LatencyCell,
-    marginal_costs,
-    spread_length,
-)
+from serve.bench.latency import BASE, LatencyBench, LatencyCell, marginal_costs, spread_length
 from serve.bench.plot import LOWER_BOUND
 from serve.bench.report import GridReport, MeasuredRow, Spread, table
 from serve.engine.score import EngineCounters, Refusal, Score, ScoreRequest
 from tests.serve.bench.small_engine import small_recipe
-from tests.serve.bench.test_plot import report_of
+from tests.serve.bench.test_report import report_of
 from tests.serve.bench.toy_bench import bench_on
 from tests.serve.cards import RULE_TEXTS
 
@@ -40,39 +34,11 @@ MODES = (BASE, *NAMES, LOWER_BOUND)
 
 
 @pytest.mark.parametrize(("tokens", "repeats"), [(1000, 1), (1000, 5), (100, 2), (5000, 32)])
-def test_what_is_beyond_whole_blocks_is_spread_evenly_over_the_repeats(
-    tokens: int, repeats: int
-) -> None:
+def test_lengths_are_spread_evenly_over_a_block(tokens: int, repeats: int) -> None:
     lengths = [spread_length(tokens, Repeat(n, repeats, 0), BLOCK) for n in range(repeats)]
     assert all(abs(length - tokens) <= BLOCK // 2 for length in lengths)
     assert abs(sum(length % BLOCK for length in lengths) / repeats - BLOCK / 2) <= 1
     assert len({length % BLOCK for length in lengths}) == repeats
-
-
-def cells_of(tmp_path: Path, *words: str) -> list[LatencyCell]:
-    cells: list[LatencyCell] = bench_on("latency", tmp_path, *words).cells()
-    assert len({cell.key for cell in cells}) == len(cells)
-    return cells
-
-
-def points(cells: list[LatencyCell]) -> set[tuple[int, int]]:
-    return {(cell.tokens, cell.rules) for cell in cells}
-
-
-def test_the_grid_holds_both_sweeps_in_every_mode_and_more_when_asked_for(tmp_path: Path) -> None:
-    cells = cells_of(tmp_path)
-    for length in (1000, 5000):
-        assert {(length, rules) for rules in (1, 5, 10, 20, 50, 100)} <= points(cells)
-    assert {(length, 5) for length in (100, 250, 500, 1000, 2000, 5000)} <= points(cells)
-    assert len(points(cells)) == 16 and len(cells) == 16 * len(MODES)
-    repeats = {cell.mode: cell.repeats for cell in cells}
-    assert repeats == {BASE: 20, "lora": LORA_REPEATS, "alora": 20, LOWER_BOUND: 20}
-    quick, wide = cells_of(tmp_path, "--quick"), cells_of(tmp_path, "--wide")
-    assert {(1000, 1), (1000, 100)} < points(quick) and {cell.repeats for cell in quick} == {2}
-    beyond = {(1000, 200), (1000, 500), (10_000, 5), (20_000, 5), (32_000, 5)}
-    assert points(wide) - points(cells) == beyond
-    assert {cell.group for cell in cells} == {False}  # the longest have an engine of their own
-    assert points([cell for cell in wide if cell.group]) == {(n, 5) for n in latency.LONG}
 
 
 class ToyEngine:
@@ -141,9 +107,7 @@ def test_adapters_that_read_nothing_get_nothing_and_the_base_titles() -> None:
 
 
 @pytest.mark.parametrize("leak", [{BASE: [32, 64]}, {"lora": [0, 32]}, {"alora": [32, 64]}])
-def test_a_prefix_cache_that_leaks_between_measurements_and_a_refusal_stop_the_benchmark(
-    leak: Mapping[str, Sequence[int]],
-) -> None:
+def test_leaks_and_refusals_stop_the_benchmark(leak: Mapping[str, Sequence[int]]) -> None:
     engine, bench = toy_bench(CLEAN | leak)
     with pytest.raises(GuardError, match="leaked"):
         measure_all(bench)
@@ -162,9 +126,7 @@ def test_the_marginal_cost_is_between_neighbouring_numbers_of_rules() -> None:
     assert sentence == "On 1,000 tokens a rule more costs 2.50 ms from 10 to 30 rules."
 
 
-def test_an_encoder_is_measured_as_by_its_own_benchmark_beside_a_decoder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_encoder_has_its_own_benchmark(monkeypatch: MonkeyPatch, tmp_path: Path) -> None:
     measured: list[dict[str, Any]] = []
     monkeypatch.setattr(EncoderBench, "_trained", lambda *_: {})
     monkeypatch.setattr(EncoderBench, "main", lambda self: measured.append(vars(self.options)))
@@ -191,7 +153,7 @@ def recipe_of_short_context(folder: Path) -> Recipe:
 
 @pytest.mark.slow
 def test_a_grid_is_measured_on_the_real_engine_with_as_many_adapters_as_rules(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(latency, "LENGTHS", (100,))  # longer ones have an engine of their own
     short = recipe_of_short_context(tmp_path / "base")

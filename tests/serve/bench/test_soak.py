@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import httpx
 import pytest
+from pytest import MonkeyPatch
 
 from guard.errors import GuardError
 from guard.recipe import load_recipe
@@ -25,7 +26,7 @@ from serve.bench.workload.server import (
     server_process,
 )
 from serve.bench.workload.traffic import RULES
-from tests.serve.bench.test_plot import report_of
+from tests.serve.bench.test_report import report_of
 from tests.serve.bench.toy_bench import bench_on
 from tests.serve.serving import serving
 from tests.serve.toy_engine import ToyEngine
@@ -74,9 +75,7 @@ class ToyServer(NamedTuple):
         return 100.0
 
 
-def test_windows_are_open_loop_and_what_was_soaked_before_the_server_ended_is_reported(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_was_soaked_is_reported(monkeypatch: MonkeyPatch, tmp_path: Path) -> None:
     engine = ToyEngine(dict.fromkeys(rule_names(RULES[1]), -2.0))
     monkeypatch.setattr(soak, "random_runs", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(OpenLoopTraffic, "saturation", lambda _: 20.0)
@@ -104,7 +103,7 @@ def test_an_answer_that_leaves_a_rule_unjudged_is_an_error() -> None:
 
 @pytest.mark.slow
 def test_a_real_server_is_measured_over_http_and_soaked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uncompiled: None
+    tmp_path: Path, monkeypatch: MonkeyPatch, uncompiled: None
 ) -> None:
     """One server of the tiny base's process, as both benchmarks start it."""
     recipe = load_recipe("tiny")

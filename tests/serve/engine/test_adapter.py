@@ -58,7 +58,7 @@ def test_a_card_of_something_else_is_refused(
         requirements.admit("rule", folder)
 
 
-def test_weights_or_a_configuration_that_are_not_the_card_s_are_refused(
+def test_files_that_are_not_the_card_s_are_refused(
     requirements: Requirements, folder: Path
 ) -> None:
     for field in ("lora_alpha", "target_modules", "a_field_of_next_year"):

@@ -73,9 +73,7 @@ def test_an_output_that_cannot_be_read_leaves_nobody_waiting_for_those_behind_it
     assert toy.scrubs == 1 and engine.is_usable
 
 
-def test_a_head_of_another_width_alone_or_of_an_adapter_is_refused_and_not_loaded(
-    toy: ToyBackend, tmp_path: Path
-) -> None:
+def test_a_head_of_another_width_is_not_loaded(toy: ToyBackend, tmp_path: Path) -> None:
     another_width = f"does not fit the base's states of {STATE_SIZE} numbers"
     folders = {"rule": save_encoder_rule(tmp_path / "rule", seed=1)}
     with pytest.raises(GuardError, match=another_width):
@@ -107,9 +105,7 @@ def test_a_rule_that_is_part_of_the_base_is_changed_by_merging_alone(toy: ToyBac
         GuardEngine(recipe(), {"plain": folder}, merged=merged, start_backend=start)
 
 
-def test_weights_that_cannot_be_unloaded_answer_their_rule_and_no_other(
-    toy: ToyBackend, monkeypatch: MonkeyPatch
-) -> None:
+def test_weights_that_cannot_be_unloaded_stay(toy: ToyBackend, monkeypatch: MonkeyPatch) -> None:
     """New ones that give no verdict are not served; old ones are, and never the bare base."""
     with started(toy, adapter_folders()) as engine:
         with monkeypatch.context() as patch:
@@ -140,9 +136,7 @@ def test_a_folder_that_cannot_be_served_starts_no_backend(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("of", ["base", "alora"])
-def test_with_a_head_among_its_rules_an_engine_computes_as_the_head_was_fitted(
-    tmp_path: Path, monkeypatch: MonkeyPatch, of: str
-) -> None:
+def test_heads_are_served_as_fitted(tmp_path: Path, monkeypatch: MonkeyPatch, of: str) -> None:
     """In bfloat16 a head's logit is off by some tenths of a nat."""
     monkeypatch.setattr("guard.recipe.multiplies_bfloat16", lambda: True)
     monkeypatch.setattr("guard.recipe.installed_device", lambda: "cpu")

@@ -1,4 +1,4 @@
-"""What the engine answers with: a call's outcomes, checks, and the codes of what has no verdict."""
+"""What the engine reads, and what it answers: prompts, outcomes, checks, codes."""
 
 from __future__ import annotations
 
@@ -8,19 +8,25 @@ import re
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
 from starlette.exceptions import HTTPException
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.home import ROOT
 from guard.verdict import Calibration
 from serve.api.errors import Unjudged
-from serve.engine import Call, Check, OpenCheck, Refusal, Score
+from serve.engine import Call, Check, GuardEngine, OpenCheck, Refusal, Score
 from serve.engine.backend import BackendRequest, EngineOutput
 from serve.engine.call import InFlight, Recipient
 from serve.engine.codes import CODES, STATUS_CODES, code_of, code_of_status
-from serve.engine.prompts import Unanswerable
+from serve.engine.prompts import Prompts, Unanswerable
 from serve.engine.refusals import CallerGone, Overloaded, TooLate
 from serve.engine.score import joined
+from tests.serve.cards import prompts, recipe
+from tests.serve.engine.shared import long_conversation
+from tests.serve.engine.toy import ToyBackend
+from tests.serve.guarded import CONVERSATION, adapter_folders
 
 ALLOW, VIOLATION = Calibration().verdict("a", -5.0), Calibration().verdict("c", 5.0)
 REFUSED = {name: Refusal(name, "no", "nan") for name in ("b", "d")}
@@ -101,3 +107,56 @@ def test_every_code_is_documented_once_in_its_order_and_given_somewhere() -> Non
 )
 def test_an_error_has_its_own_code_or_that_of_its_status(error: BaseException, code: str) -> None:
     assert code_of(error) == code
+
+
+CONTEXT = 2048
+Tokenised = list[tuple[Message, int]]
+
+
+@pytest.fixture
+def seen(monkeypatch: MonkeyPatch) -> Tokenised:
+    """The messages that are tokenised from now on, and how many tokens each has."""
+    seen: Tokenised = []
+    turn_ids = prompts().turn_ids
+
+    def counted(message: Message) -> list[int]:
+        ids = turn_ids(message)
+        seen.append((message, len(ids)))
+        return ids
+
+    monkeypatch.setattr(prompts(), "turn_ids", counted)
+    return seen
+
+
+def test_a_conversation_is_tokenised_once(seen: Tokenised, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setattr("serve.engine.adapter.prompt_builder", lambda _: prompts())
+    engine = GuardEngine(recipe(), adapter_folders(), start_backend=lambda *_: ToyBackend())
+    assert len(engine.check(CONVERSATION).verdicts) == 4
+    assert [message for message, _ in seen] == list(CONVERSATION)
+
+
+@pytest.mark.parametrize(
+    ("messages", "got", "most_tokens", "most_messages"),
+    [
+        ([Message("user", "x" * 100_000)], "100,000 characters", 0, 0),  # no context holds it
+        ([Message("user", "\u4f60" * 30_000)], r"more than [\d,]+ tokens", 4 * CONTEXT, 9),
+        ([Message("user", "\u00e9 " * 20)] * 500, "more than 2,048 tokens", 1.05 * CONTEXT, 125),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_all_of_it_is_tokenised(
+    seen: Tokenised, messages: list[Message], got: str, most_tokens: float, most_messages: int
+) -> None:
+    with pytest.raises(GuardError, match=f"does not fit the context.*{got}"):
+        Prompts(prompts(), CONTEXT).prefix(messages)
+    assert len(seen) <= most_messages and sum(tokens for _, tokens in seen) <= most_tokens
+
+
+def test_the_longest_conversation_that_fits_is_judged() -> None:
+    fitting = Prompts(prompts(), CONTEXT)
+    fixed = len(prompts().build(long_conversation(1), "Be nice.").token_ids) - 1
+    for more in (0, 1):
+        messages = long_conversation(CONTEXT - 1 - fixed + more)
+        assert fitting.prefix(messages) == prompts().prefix_ids(messages)
+    fitting.check_length(CONTEXT - 1)  # and the verdict
+    with pytest.raises(GuardError, match=r"does not fit the context.*2,049 tokens"):
+        fitting.check_length(CONTEXT)

@@ -86,9 +86,7 @@ def plain_logit(model: nn.Module, head: Head | None, request: ScoreRequest) -> f
     return head.logit(state[None], ngram_rows([prompt.token_ids[: prompt.invocation_start]]))
 
 
-def test_a_mixed_batch_is_peft_s_to_a_ten_thousandth(
-    tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_mixed_batch_is_peft_s_to_four_digits(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     base = tmp_path / "base"
     llama(LAYERS).save_pretrained(base)
     for file in ("tokenizer.json", "tokenizer_config.json"):

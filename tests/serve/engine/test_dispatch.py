@@ -1,18 +1,26 @@
-"""After a failed step or a NaN logit nobody has a wrong answer, and everybody one or none."""
+"""After a failed step or a NaN logit nobody has a wrong answer, and everybody one or none.
+
+And what vLLM is asked for it.
+"""
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from pytest import MonkeyPatch
+from vllm_alora.kv.followers import groups_of
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
 from serve.engine import GuardEngine
-from serve.engine.backend import EngineOutput
-from tests.serve.engine.shared import NATS, assert_peft, finish, logits_of, runner
+from serve.engine.backend import BackendRequest, EngineOutput
+from serve.engine.backends import decoder
+from tests.serve.engine.shared import NATS, assert_peft, core_of, finish, logits_of, runner
 from tests.serve.guarded import CONVERSATION
 
 pytestmark = pytest.mark.slow
@@ -45,7 +53,7 @@ def test_others_in_a_failed_batch_have_none(engine: GuardEngine, monkeypatch: Mo
         other.result()
 
 
-def test_an_engine_that_could_not_be_cleared_answers_nothing_any_more(
+def test_what_was_not_cleared_answers_no_more(
     engine: GuardEngine, monkeypatch: MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -74,9 +82,7 @@ def step_without_number(
         engine.step()
 
 
-def test_an_answer_that_is_no_number_once_and_what_is_in_flight_beside_it_begin_again(
-    engine: GuardEngine, monkeypatch: MonkeyPatch
-) -> None:
+def test_after_one_nan_all_begin_again(engine: GuardEngine, monkeypatch: MonkeyPatch) -> None:
     rules = ["plain", "pii_leak"]
     expected = engine.check(CONVERSATION, rules)
     under_way = engine.open_check(CONVERSATION, rules)
@@ -103,9 +109,7 @@ def test_answers_that_stay_nan_are_refusals(engine: GuardEngine, monkeypatch: Mo
     assert len(engine.check(CONVERSATION, ["plain"]).verdicts) == 1
 
 
-def test_a_rule_that_gives_no_number_time_and_again_is_refused_and_those_beside_it_are_answered(
-    engine: GuardEngine, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_rule_of_nan_alone_is_refused(engine: GuardEngine, monkeypatch: MonkeyPatch) -> None:
     under_way = engine.open_check(CONVERSATION, ["plain", "pii_leak"])
     for times in (1, 2, 3):
         by_index: dict[int, str] = {}
@@ -119,9 +123,7 @@ def test_a_rule_that_gives_no_number_time_and_again_is_refused_and_those_beside_
     assert [verdict.rule for verdict in check.verdicts] == ["pii_leak"]
 
 
-def test_what_vllm_refuses_at_a_second_try_is_refused_alone(
-    engine: GuardEngine, monkeypatch: MonkeyPatch
-) -> None:
+def test_what_vllm_refuses_later_is_alone(engine: GuardEngine, monkeypatch: MonkeyPatch) -> None:
     under_way = engine.open_check(CONVERSATION, ["plain", "pii_leak", "medical_advice"])
     submit, calls = engine.backend.submit, []
 
@@ -138,3 +140,67 @@ def test_what_vllm_refuses_at_a_second_try_is_refused_alone(
     assert list(check.refused) == ["pii_leak"]
     assert check.refused["pii_leak"].subject == "rule 'pii_leak'"
     assert [verdict.rule for verdict in check.verdicts] == ["plain", "medical_advice"]
+
+
+@pytest.mark.parametrize("when", ["before it was queued", "after it was queued"])
+def test_requests_that_were_queued_before_an_error_are_not_left_behind(
+    engine: GuardEngine, monkeypatch: MonkeyPatch, when: str
+) -> None:
+    core, calls = core_of(engine), []
+
+    def stumbling(queue: Callable[..., Any]) -> Callable[..., Any]:
+        def stumble(*arguments: Any, **named: Any) -> Any:
+            calls.append(arguments)
+            if len(calls) == 3 and when.startswith("before"):
+                raise FileNotFoundError("gone")
+            found = queue(*arguments, **named)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return found
+
+        return stumble
+
+    with monkeypatch.context() as patch:
+        patch.setattr(core, "add_request", stumbling(core.add_request))
+        patch.setattr(decoder, "follow", stumbling(decoder.follow))
+        with pytest.raises((FileNotFoundError, KeyboardInterrupt)):
+            engine.check(CONVERSATION)
+    assert not groups_of(core.scheduler)
+    assert not core.scheduler.has_unfinished_requests()
+    assert not engine._dispatcher.in_flight
+
+
+def test_after_an_unsampled_step_the_next_runs(
+    engine: GuardEngine, monkeypatch: MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(runner(engine), "sample_tokens", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.check(CONVERSATION)
+        assert runner(engine).execute_model_state is None
+    assert_peft(engine)
+
+
+def test_both_of_vllm_s_runners_keep_an_unsampled_step_in_one_attribute() -> None:
+    """A name that they do not have would be set, and nothing forgotten."""
+    for module in ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner"):
+        source = inspect.getsource(importlib.import_module(module).GPUModelRunner.sample_tokens)
+        assert "if self.execute_model_state is None:" in source
+
+
+@pytest.mark.parametrize(
+    ("changed", "may_follow"),
+    [
+        ({"suffix": [7], "wants_state": True}, True),
+        ({"prefix": [1, 2]}, False),  # equal, and another conversation
+        ({"cache_salt": "another caller's"}, False),
+        ({"virtual_start": 5}, False),
+    ],
+)
+def test_only_a_request_on_the_same_conversation_may_follow_the_one_before(
+    engine: GuardEngine, monkeypatch: MonkeyPatch, changed: dict[str, Any], may_follow: bool
+) -> None:
+    before, leader = BackendRequest([1, 2], [3], None, 2, 0, "salt"), object()
+    backend: Any = engine.backend
+    monkeypatch.setattr(backend, "_last_queued", (before, leader))
+    assert (backend._leader_of(before._replace(**changed)) is leader) == may_follow

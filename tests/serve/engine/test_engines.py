@@ -91,9 +91,7 @@ def test_verdicts_come_in_the_order_asked_whichever_engine_answers(mixed: GuardE
     assert not any(engine.is_busy for engine in mixed._engines)
 
 
-def test_an_engine_is_asked_for_its_rules_as_often_for_many_as_for_one(
-    mixed: GuardEngines, monkeypatch: MonkeyPatch
-) -> None:
+def test_many_rules_cost_no_more_look_ups(mixed: GuardEngines, monkeypatch: MonkeyPatch) -> None:
     asked: list[GuardEngine] = []
     rules = GuardEngine.rules.fget  # type: ignore[attr-defined]
     counting = property(lambda engine: asked.append(engine) or rules(engine))
@@ -200,9 +198,7 @@ class Model:
         self.itself = self
 
 
-def test_neither_a_dead_engine_nor_a_failed_start_is_in_memory_when_the_next_one_begins(
-    tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_what_died_is_gone_at_the_next_start(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("serve.engine.thread.engine_thread.PAUSES_S", (0.0, 0.0))
     folders = save_rules(tmp_path, "rule")
     started: list[weakref.ref[GuardEngine | Model]] = []
@@ -240,9 +236,7 @@ def other_rule(folder: Path) -> None:
     save_card(folder, "good")
 
 
-def test_a_rule_whose_new_weights_cannot_be_served_is_left_out_and_no_other(
-    restarted: GuardEngines, folders: dict[str, Path]
-) -> None:
+def test_one_broken_rule_is_left_out(restarted: GuardEngines, folders: dict[str, Path]) -> None:
     weights = folders["bad"] / "adapter_model.safetensors"
     served_before, not_the_card_s = weights.read_bytes(), "the weights are not those of the card"
     save_card(folders["good"], "good", threshold=0.75)
@@ -268,9 +262,7 @@ def test_a_rule_whose_new_weights_cannot_be_served_is_left_out_and_no_other(
 
 
 @pytest.mark.parametrize("spoil", [empty_weights, other_prompt, other_rule])
-def test_a_rule_that_was_trained_well_meanwhile_is_among_those_of_the_second_start(
-    tmp_path: Path, spoil: Callable[[Path], None]
-) -> None:
+def test_the_second_start_has_sound_rules(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     names = ("bad", "good", "again")
     folders = save_rules(tmp_path, *names)
     starts: list[list[str]] = []
@@ -366,9 +358,7 @@ def kill(engine: GuardEngine, *, is_clearable: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_clearable", [True, False])
-def test_an_engine_that_is_killed_amid_a_check_serves_again_what_it_served_last(
-    tmp_path: Path, *, is_clearable: bool
-) -> None:
+def test_a_killed_engine_serves_again_what_it_did(tmp_path: Path, *, is_clearable: bool) -> None:
     older, newer = (
         save_adapter(tmp_path / str(seed), "medical", seed=seed, text=TEXT) for seed in (1, 2)
     )

@@ -95,9 +95,7 @@ def admitted(folder: Path, name: str = "head") -> ServableHead:
     return head
 
 
-def test_a_head_or_another_method_of_its_tensors_is_admitted_with_its_weights(
-    tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_method_of_heads_tensors_is_a_head(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """Another method is served from its entry alone."""
     ridge = Method("ridge", "ridge", "output", "ridge.safetensors", is_seeded=False)
     monkeypatch.setitem(METHODS, "ridge", ridge)
@@ -112,9 +110,7 @@ def test_a_head_or_another_method_of_its_tensors_is_admitted_with_its_weights(
         assert all(np.array_equal(read[key], tensors[key]) for key in tensors)
 
 
-def test_a_head_takes_the_highest_state_of_whom_its_rule_judges_and_a_broken_one_is_no_answer(
-    tmp_path: Path,
-) -> None:
+def test_a_head_takes_the_highest_state_of_whom_its_rule_judges(tmp_path: Path) -> None:
     rows = np.zeros((4, HIDDEN_SIZE), np.float32)
     rows[:, 0] = 3.0, 1.0, 2.0, 1.5
     speakers = ("user", "assistant", "assistant", "assistant")
@@ -185,9 +181,7 @@ def told(name: str) -> str:
     return "" if name in SILENT else text_of(name)
 
 
-def test_heads_aloras_loras_and_the_base_are_answered_in_one_call(
-    engine: GuardEngine, folders: Mapping[str, Path]
-) -> None:
+def test_all_kinds_of_rules_are_one_call(engine: GuardEngine, folders: Mapping[str, Path]) -> None:
     requests, expected = [], []
     for messages in (CONVERSATION[:1], CONVERSATION[:2], CONVERSATION):
         for name in (TOLD[0], SILENT[3], SILENT[4], TOLD[1]):
@@ -252,9 +246,7 @@ def test_twenty_heads_on_one_suffix_are_one_request_and_its_tokens_are_counted_o
     assert engine._dispatcher.virtual_time - clock == length
 
 
-def test_heads_share_a_request_only_on_the_same_conversation_suffix_and_salt(
-    engine: GuardEngine, monkeypatch: MonkeyPatch
-) -> None:
+def test_heads_share_only_equal_requests(engine: GuardEngine, monkeypatch: MonkeyPatch) -> None:
     requests, other = submitted(engine, monkeypatch), CONVERSATION[:2]
     asked = [ScoreRequest(CONVERSATION, "", SILENT[0]), ScoreRequest(other, "", SILENT[1])]
     asked.append(ScoreRequest(CONVERSATION, "", SILENT[2], "salt"))
@@ -265,9 +257,7 @@ def test_heads_share_a_request_only_on_the_same_conversation_suffix_and_salt(
     assert len(requests) == 5
 
 
-def test_what_is_cancelled_or_fails_leaves_nothing_behind(
-    engine: GuardEngine, monkeypatch: MonkeyPatch
-) -> None:
+def test_what_is_cancelled_or_fails_is_gone(engine: GuardEngine, monkeypatch: MonkeyPatch) -> None:
     """Before its first step, between the steps of its prefill, and when it is sampled from."""
     long = long_conversation(700)
     with steps_of(engine, 100):
@@ -292,9 +282,7 @@ def test_what_is_cancelled_or_fails_leaves_nothing_behind(
     assert nothing_is_kept(engine)
 
 
-def test_where_no_state_or_no_prompt_can_be_given_heads_are_refused_each_by_its_name(
-    engine: GuardEngine, monkeypatch: MonkeyPatch
-) -> None:
+def test_heads_without_states_are_refused(engine: GuardEngine, monkeypatch: MonkeyPatch) -> None:
     check = engine.check(long_conversation(3000), SILENT[:3])
     assert list(check.refused) == SILENT[:3] and check.outcome == "unjudged"
     assert check.refused[SILENT[1]].subject == f"rule '{SILENT[1]}'"

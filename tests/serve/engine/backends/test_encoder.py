@@ -177,7 +177,7 @@ def test_an_adapter_with_other_tensors_or_without_its_words_is_refused(
 
 
 @pytest.mark.parametrize(("slots", "forwards"), [(1, 16), (4, 4)])
-def test_64_requests_over_16_adapters_take_as_many_forwards_as_slots_leave(
+def test_a_forward_takes_as_many_as_slots(
     folders: dict[str, Path], slots: int, forwards: int
 ) -> None:
     names = {f"rule{index}": folders["low"] for index in range(16)}

@@ -58,7 +58,7 @@ COMPILER = CppCompileError(["g++"], "no space left")
     ],
     ids=["too much memory", "an assertion of vLLM's", "a compiler that fails"],
 )
-def test_an_engine_that_does_not_start_is_an_error_with_a_remedy(
+def test_what_does_not_start_has_a_remedy(
     start: Any, problem: str, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE")

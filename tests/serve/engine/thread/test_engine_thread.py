@@ -89,9 +89,7 @@ def test_a_short_check_does_not_wait_for_a_long_one_that_came_before(toy: Toy) -
     assert done == ["short", "long"]
 
 
-def test_what_cannot_be_opened_or_answered_fails_alone_and_says_why(
-    toy: Toy, monkeypatch: MonkeyPatch
-) -> None:
+def test_what_cannot_be_opened_fails_alone(toy: Toy, monkeypatch: MonkeyPatch) -> None:
     _, thread = toy
     with pytest.raises(GuardError, match=r"rules must be a list of names .*\['fine'\]"):
         thread.check((), "fine")
@@ -173,9 +171,7 @@ def test_a_burst_after_an_idle_pause_is_opened_together(toy: Toy, monkeypatch: M
     assert opened_before_a_step == [4]
 
 
-def test_a_thread_that_cannot_go_on_fails_everyone_who_waits_and_says_that_it_is_down(
-    toy: Toy, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_thread_that_cannot_go_on_fails_all(toy: Toy, monkeypatch: MonkeyPatch) -> None:
     engine, thread = toy
     monkeypatch.setattr(engine, "cancel", lambda call: 1 / 0)  # it cannot even clear away
     engine.may_step.clear()
@@ -321,9 +317,7 @@ def test_an_engine_is_dead_if_it_answers_nothing_after_a_failed_batch(mortal: Mo
         assert len(engine.starts) == starts
 
 
-def test_an_engine_that_does_not_start_is_tried_a_few_times_and_then_a_failure(
-    mortal: Mortal, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_start_is_tried_a_few_times(mortal: Mortal, monkeypatch: MonkeyPatch) -> None:
     """Each try has a time of its own."""
     engine, thread = mortal
     engine.does_start = False
@@ -359,9 +353,7 @@ def test_an_engine_that_dies_soon_after_every_start_is_given_up(
         assert thread.failure is not None and "again and again" in str(thread.failure)
 
 
-def test_a_thread_is_closed_although_its_engine_is_to_be_started_again_later(
-    mortal: Mortal, monkeypatch: MonkeyPatch
-) -> None:
+def test_it_is_closed_before_a_later_restart(mortal: Mortal, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(f"{MODULE}.PAUSES_S", (60.0,))
     engine, thread = mortal
     kill(thread)
@@ -373,9 +365,7 @@ def test_a_thread_is_closed_although_its_engine_is_to_be_started_again_later(
     assert thread.failure is None  # else the process would end as one that broke
 
 
-def test_an_engine_that_cannot_drop_a_check_is_started_again_and_nobody_waits(
-    mortal: Mortal, monkeypatch: MonkeyPatch
-) -> None:
+def test_what_cannot_drop_is_started_again(mortal: Mortal, monkeypatch: MonkeyPatch) -> None:
     engine, thread = mortal
     engine.may_step.clear()
     monkeypatch.setattr(engine, "cancel", lambda call: 1 / 0)
@@ -480,9 +470,7 @@ def test_the_pace_is_of_batches_of_several_checks_and_counts_work_without_an_ans
     assert pace.seconds(2) == pytest.approx(3.0)
 
 
-def test_the_pace_is_that_of_the_last_answers_and_nothing_is_known_after_a_quiet_while(
-    monkeypatch: MonkeyPatch,
-) -> None:
+def test_the_pace_is_of_the_last_answers_of_late(monkeypatch: MonkeyPatch) -> None:
     pace = Pace()
     pace.ran(1000.0, 8, 8)
     for _ in range(REMEMBERED):
@@ -498,9 +486,7 @@ def test_the_pace_is_that_of_the_last_answers_and_nothing_is_known_after_a_quiet
     assert pace.seconds(2) == 0  # one answer is not enough
 
 
-def test_what_is_loaded_next_has_a_time_of_its_own_and_what_fails_is_timed_no_more(
-    monkeypatch: MonkeyPatch,
-) -> None:
+def test_each_load_has_its_time_and_what_fails_none(monkeypatch: MonkeyPatch) -> None:
     watchdog, now = Watchdog(timeout_s=60.0), [1000.0]
     monkeypatch.setattr(f"{CLOCKS}.time.monotonic", lambda: now[0])
     with pytest.raises(ZeroDivisionError), watchdog.loading():
