@@ -237,14 +237,6 @@ def test_the_engine_s_counters_are_read_when_it_has_nothing_more_to_do(toy: Toy)
     assert (thread.waiting, thread.open) == (0, 0)
 
 
-def test_more_checks_than_the_queue_holds_are_refused_at_once(toy: Toy) -> None:
-    engine, thread = toy
-    engine.may_step.clear()
-    with pytest.raises(Overloaded, match="too many"):
-        for _ in range(2 * MAX_QUEUED + 2):
-            ask(thread, "rule")
-
-
 def test_a_check_that_takes_too_long_is_dropped_wherever_it_is() -> None:
     """In the engine or still waiting; and those that come later are answered."""
     engine = ToyEngine()
@@ -255,18 +247,6 @@ def test_a_check_that_takes_too_long_is_dropped_wherever_it_is() -> None:
     assert_answers(thread)
     assert all(call.done for _, call in engine.open)  # of the others nothing is left
     thread.close()
-
-
-def test_what_nobody_waits_for_any_more_is_dropped(toy: Toy) -> None:
-    engine, thread = toy
-    engine.on_step = lambda: time.sleep(0.01)
-    future = ask(thread, *MANY)
-    wait_until(lambda: engine.open)
-    thread.give_up(future)
-    with pytest.raises(GuardError, match="the caller is gone"):
-        future.result(8)  # it would have taken ten seconds
-    wait_until(lambda: engine.open == [])
-    thread.give_up(future)  # it is answered: nothing is left to do
 
 
 @pytest.fixture
@@ -381,56 +361,33 @@ def test_what_cannot_drop_is_started_again(mortal: Mortal, monkeypatch: MonkeyPa
     assert thread.failure is None
 
 
-def test_while_a_batch_is_late_checks_are_refused_for_that_and_answered_after_it(toy: Toy) -> None:
-    engine, thread = toy
-    held = threading.Event()
-    engine.on_step = lambda: held.wait(90)
-    thread._watchdog = Watchdog(0.1)
-    ask(thread, "fine")
-    wait_until(lambda: not thread.is_alive)
-    with pytest.raises(Overloaded, match=r"a batch .* longer than a check may.*TIMEOUT="):
-        ask(thread, "fine")
-    held.set()
-    wait_until(lambda: thread.is_alive)
-    assert_answers(thread)
-
-
-@pytest.mark.parametrize(
-    ("hangs", "failure"),
-    [
-        ("a batch", "a batch of the engine hangs"),
-        ("a restart", "what the engine loads hangs"),
-        ("a change of rules", "what the engine loads hangs"),
-    ],
-)
-def test_what_hangs_is_a_failure(hangs: str, failure: str, monkeypatch: MonkeyPatch) -> None:
+@pytest.mark.parametrize("hangs", ["a batch", "a restart", "a change of rules"])
+def test_what_hangs_is_a_failure(hangs: str, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(f"{MODULE}.CLOSING_S", 60)
     engine, held = MortalEngine(), threading.Event()
     engine.may_start.clear()
     monkeypatch.setattr(engine, "serve", lambda *_: held.wait(90))
-    engine.on_step = lambda: held.wait(90)
     thread = EngineThread(engine)  # type: ignore[arg-type]
     thread._watchdog = Watchdog(0.1)
-    future: Future[Any] = ask(thread, "kill" if hangs == "a restart" else "fine")
-    if hangs == "a change of rules":
-        held.set()
-        future.result(10)
-        held.clear()
-        future = thread.serve_rule("fine")
+    if hangs == "a batch":
+        engine.on_step = lambda: held.wait(90)
+        ask(thread, "fine")
+    elif hangs == "a restart":
+        ask(thread, "kill")
+    else:
+        thread.serve_rule("fine")
     wait_until(lambda: not thread.is_ready)
     assert thread.failure is None
     for name in ("HANGS_FOR_GOOD_S", "LOADING_S"):
         monkeypatch.setattr(f"{CLOCKS}.{name}", 0.1)
     wait_until(lambda: thread.failure)
-    assert failure in str(thread.failure) and thread.hangs_for_good
+    assert thread.hangs_for_good
+    assert str(thread.failure).startswith(("a batch of the engine", "what the engine loads"))
     began = time.monotonic()
     thread.close()
     assert time.monotonic() < began + 30  # and not CLOSING_S
     held.set()
     engine.may_start.set()
-    if hangs != "a change of rules":
-        with pytest.raises(GuardError):
-            future.result(10)
 
 
 def test_a_check_that_would_be_late_is_refused_at_once(toy: Toy, monkeypatch: MonkeyPatch) -> None:
