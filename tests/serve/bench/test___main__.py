@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,17 +26,6 @@ def test_every_benchmark_is_listed_documented_and_in_the_table() -> None:
     for path in (ROOT / "serve" / "bench").glob("*.py"):
         if "(Benchmark[" in path.read_text(encoding="utf-8"):
             assert f"serve.bench.{path.stem}" in BENCHES.values()
-
-
-@pytest.mark.parametrize("options", [[], ["--help"]])
-def test_without_a_name_the_command_lists(
-    options: list[str], monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["bench", *options])
-    with pytest.raises(SystemExit) as exit_info:
-        main()
-    assert not exit_info.value.code
-    assert capsys.readouterr().out.strip() == listing()
 
 
 def test_an_unknown_name_is_an_error_with_the_nearest_one(
@@ -134,25 +121,3 @@ def test_a_file_that_is_missing_or_has_not_one_benchmark_is_an_error(tmp_path: P
     (tmp_path / "half.py").write_text(half)
     with pytest.raises(GuardError, match=r"lacks a function \(got cells, measure, started\)"):
         bench_named(str(tmp_path / "half.py"))
-
-
-HELP = """
-import sys
-from serve.bench.__main__ import BENCHES, main
-for name in BENCHES:
-    sys.argv = ["bench", name, "--help"]
-    try:
-        main()
-    except SystemExit as stop:
-        assert stop.code == 0
-heavy = {"torch", "vllm", "transformers", "peft"} & set(sys.modules)
-assert not heavy, heavy
-"""
-
-
-def test_help_is_answered_before_anything_heavy_is_imported() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", HELP], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("--runs") >= len(BENCHES)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from serve.bench.calibrate import (
     SwapRow,
     draw_bursts,
     table,
-    wake_ms,
     with_swaps,
 )
 from serve.plan.calibration import FittedCost, load_calibration
@@ -40,23 +38,6 @@ def test_bursts_are_of_all_sizes_and_not_too_large() -> None:
         sizes = {len(burst) for burst in drawn}
         assert 1 in sizes and max(sizes) >= 3
         assert max(rules for burst in drawn for _, rules in burst) > 30
-
-
-def test_what_a_pause_costs_is_the_median_difference_and_never_below_nothing() -> None:
-    def cost(*times_ms: float) -> float:
-        """Of three pairs, of which the first time is after a pause."""
-        times = iter(times_ms * 5)
-
-        class Meter:
-            most_rules = 5
-
-            def run(self, plan: object, pause_s: float = 0.0) -> Any:
-                return SimpleNamespace(submit_ms=1.0, steps_ms=next(times) - 1.0)
-
-        return wake_ms(Meter())  # type: ignore[arg-type]
-
-    assert cost(30.0, 25.0, 90.0, 25.0, 28.0, 27.0) == 5.0
-    assert cost(20.0, 25.0, 20.0, 25.0, 20.0, 25.0) == 0.0
 
 
 def cost_of_swaps(load_ms: float, noise_ms: float) -> FittedCost:

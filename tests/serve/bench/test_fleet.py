@@ -13,7 +13,7 @@ from guard.errors import GuardError
 from guard.recipe import load_recipe
 from serve.bench import fleet, load
 from serve.bench.fleet import AdaptersBench, FleetCell
-from serve.bench.load import LoadBench, LoadCell, growth
+from serve.bench.load import LoadBench, LoadCell
 from serve.bench.report import GridReport, table
 from serve.bench.workload.fleet_servers import ALL_RESIDENT, BARE_BASE, ONE_SLOT, PEFT, WORKERS
 from serve.bench.workload.prompts import random_rule_text
@@ -136,9 +136,3 @@ def test_a_method_is_left_out_above_the_rate_that_saturates_it(tmp_path: Path) -
     assert bench.skipped(cells[2.0, "lora"], samples) == "1 conversations a second saturate it"
     assert bench.skipped(cells[2.0, "alora"], samples) == ""
     assert isinstance(cells[2.0, "lora"], LoadCell)
-
-
-def test_growth_compares_the_waits_at_the_end_with_those_at_the_beginning() -> None:
-    assert growth([1.0, 2.0, 1.5, 9.0, 1.0, 2.0, 1.5, 1.0, 2.0]) == 1.0
-    assert growth([float(number) for number in range(1, 10)]) == 4.0
-    assert growth([0.5]) == 1.0

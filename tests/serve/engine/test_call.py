@@ -63,12 +63,6 @@ def test_what_no_rule_reads_is_one_reason_for_all_rules() -> None:
     assert all(refusal is refused["rule 0"] for refusal in refused.values())
 
 
-def test_a_violation_outweighs_a_refusal_and_a_refusal_outweighs_an_allow() -> None:
-    assert Check((ALLOW, VIOLATION), REFUSED, 0, 0, 0.0).outcome == "violation"
-    assert Check((ALLOW,), REFUSED, 0, 0, 0.0).outcome == "unjudged"
-    assert Check((ALLOW,), {}, 0, 0, 0.0).outcome == "allow"
-
-
 def test_checks_by_different_rules_are_one_in_the_order_of_the_rules() -> None:
     first = Check((ALLOW,), {"d": REFUSED["d"]}, 3, 2, 7.0, {"a": "12"}, {"a": 1.0})
     second = Check((VIOLATION,), {"b": REFUSED["b"]}, 30, 20, 5.0, {"c": "34"}, {"c": 2.0})

@@ -54,8 +54,10 @@ def save_rules(root: Path, *names: str) -> dict[str, Path]:
     return {name: root / name for name in names}
 
 
-def toy_engine(folders: Mapping[str, Path], toy: ToyBackend | None = None) -> GuardEngine:
-    return GuardEngine(recipe(), folders, start_backend=lambda *_: toy or ToyBackend())
+def toy_engine(
+    folders: Mapping[str, Path], toy: ToyBackend | None = None, **settings: Any
+) -> GuardEngine:
+    return GuardEngine(recipe(), folders, start_backend=lambda *_: toy or ToyBackend(), **settings)
 
 
 def broken(*_: object) -> None:
@@ -155,14 +157,14 @@ def test_two_engines_may_not_serve_one_name(tmp_path: Path) -> None:
         GuardEngines(lambda _: [toy_engine(folders), toy_engine(folders)])
 
 
-@pytest.mark.parametrize("broken", [0, 1])
+@pytest.mark.parametrize("first", [0, 1])
 def test_one_that_cannot_be_closed_stops_no_other(
-    mixed: GuardEngines, monkeypatch: MonkeyPatch, broken: int
+    mixed: GuardEngines, monkeypatch: MonkeyPatch, first: int
 ) -> None:
     closed: list[str] = []
-    monkeypatch.setattr(mixed._engines[broken].backend, "close", lambda: 1 / 0)
-    monkeypatch.setattr(mixed._engines[1 - broken].backend, "close", lambda: closed.append("it"))
-    with pytest.raises(ZeroDivisionError):
+    monkeypatch.setattr(mixed._engines[first].backend, "close", broken)
+    monkeypatch.setattr(mixed._engines[1 - first].backend, "close", lambda: closed.append("it"))
+    with pytest.raises(GuardError, match="the device is gone"):
         mixed.close()
     assert closed == ["it"]
 
@@ -193,8 +195,8 @@ def test_engines_work_while_all_bases_answer(mixed: GuardEngines, monkeypatch: M
     def nan_step() -> list[EngineOutput]:
         return [output._replace(logit=math.nan) for output in step()]
 
-    for broken in (lambda: 1 / 0, nan_step):  # which fails, or refuses every check
-        monkeypatch.setattr(backend, "step", broken)
+    for failing in (broken, nan_step):  # which fails, or refuses every check
+        monkeypatch.setattr(backend, "step", failing)
         assert not mixed.works()
 
 
@@ -403,11 +405,6 @@ def toy() -> ToyBackend:
     return ToyBackend()
 
 
-def started(toy: ToyBackend, folders: Mapping[str, Path], **settings: Any) -> GuardEngine:
-    """A guard engine on the toy."""
-    return GuardEngine(recipe(), folders, start_backend=lambda *_: toy, **settings)
-
-
 def save_toy_head(folder: Path, name: str) -> Path:
     folder.mkdir(parents=True)
     head = Head(np.full(STATE_SIZE, 0.5, np.float32), 1.0)
@@ -417,7 +414,7 @@ def save_toy_head(folder: Path, name: str) -> Path:
 
 
 def test_what_the_backend_refuses_is_refused_and_moves_virtual_time_on(toy: ToyBackend) -> None:
-    engine = started(toy, adapter_folders())
+    engine = toy_engine(adapter_folders(), toy)
     toy.is_refusing = True
     check = engine.check(CONVERSATION, ["plain", "pii_leak"])
     assert list(check.refused) == ["plain", "pii_leak"] and check.outcome == "unjudged"
@@ -430,7 +427,7 @@ def test_an_output_that_cannot_be_read_leaves_nobody_waiting_for_those_behind_it
     toy: ToyBackend, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     heads = {"pii_leak": save_toy_head(tmp_path / "pii_leak", "pii_leak")}
-    engine = started(toy, heads | {"plain": adapter_folders()["plain"]})
+    engine = toy_engine(heads | {"plain": adapter_folders()["plain"]}, toy)
 
     def step() -> list[EngineOutput]:
         broken, other = engine._dispatcher.in_flight
@@ -451,7 +448,7 @@ def test_a_head_of_another_width_is_not_loaded(toy: ToyBackend, tmp_path: Path) 
     with pytest.raises(GuardError, match=another_width):
         GuardEngine(encoder_recipe(), folders, start_backend=lambda *_: toy)
     assert toy.loaded == {}
-    engine = started(toy, {})
+    engine = toy_engine({}, toy)
     with pytest.raises(GuardError, match=another_width):
         engine.add("wide", save_head(tmp_path / "wide", "wide", seed=1))
     assert "wide" not in engine.rules
@@ -461,7 +458,7 @@ def test_a_rule_that_is_part_of_the_base_is_changed_by_merging_alone(toy: ToyBac
     """No other weights take its card: the base would go on answering, by their calibration."""
     folder = adapter_folders()["plain"]
     merged, is_part = load_card(folder), r"'plain' is part of the base.*make merge"
-    with started(toy, {}, merged=merged) as engine:
+    with toy_engine({}, toy, merged=merged) as engine:
         changes: list[Callable[[], object]] = [
             lambda: engine.serve("plain"),
             lambda: engine.remove("plain"),
@@ -479,7 +476,7 @@ def test_a_rule_that_is_part_of_the_base_is_changed_by_merging_alone(toy: ToyBac
 
 def test_weights_that_cannot_be_unloaded_stay(toy: ToyBackend, monkeypatch: MonkeyPatch) -> None:
     """New ones that give no verdict are not served; old ones are, and never the bare base."""
-    with started(toy, adapter_folders()) as engine:
+    with toy_engine(adapter_folders(), toy) as engine:
         with monkeypatch.context() as patch:
             patch.setattr(toy, "unload", lambda _: [][0])
             with pytest.raises(IndexError):
@@ -493,7 +490,7 @@ def test_weights_that_cannot_be_unloaded_stay(toy: ToyBackend, monkeypatch: Monk
 
 
 def test_weights_that_a_cancelled_check_was_the_last_to_need_are_unloaded(toy: ToyBackend) -> None:
-    with started(toy, adapter_folders()) as engine:
+    with toy_engine(adapter_folders(), toy) as engine:
         loaded = dict(toy.loaded)
         opened = engine.open_check(CONVERSATION, ["pii_leak"])
         engine.remove("pii_leak")

@@ -367,12 +367,7 @@ def test_the_words_of_one_conversation_are_counted_once_in_a_call() -> None:
 
 
 LAYERS, KEPT, SIZE = 4, 3, 128
-KINDS = {
-    "medical_advice": "alora",
-    "pii_leak": "alora",
-    "refund_promise": "head",
-    "plain": "lora",
-}
+KINDS = {"medical_advice": "alora", "pii_leak": "alora", "refund_promise": "head", "plain": "lora"}
 WITH_HEAD = ("pii_leak", "refund_promise")
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +18,9 @@ from pytest import MonkeyPatch
 from guard.errors import GuardError
 from serve.bench import engines
 from serve.bench.workload import fleet_servers, peft_baseline
-from serve.bench.workload.adapters import adapter_mib, copies, random_adapters, save_random_adapters
+from serve.bench.workload.adapters import save_random_adapters
 from serve.bench.workload.fleet_servers import SERVERS, EngineServer, servers
 from serve.bench.workload.peft_baseline import PeftBaseline
-from tests.serve import encoder_rules
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.cards import recipe
 from tests.serve.guarded import CONVERSATION, guard_engine, peft_logit, save_adapter
@@ -106,14 +104,6 @@ def test_the_least_recently_used_adapter_is_read_again(folders: dict[str, Path])
     assert [request.done for request in requests] == [True, True, False]
 
 
-def test_adapters_are_loaded_again_under_other_names() -> None:
-    folders: dict[str, Sequence[Path]] = {"lora": [Path("a")], "alora": [Path("b"), Path("c")]}
-    names, adapters = copies(folders, 3)
-    assert names["alora"] == ["alora-0", "alora-1", "alora-2"]
-    assert [str(adapters[name]) for name in names["alora"]] == ["b", "c", "b"]
-    assert [str(adapters[name]) for name in names["lora"]] == ["a", "a", "a"]
-
-
 @pytest.mark.parametrize(
     ("method", "head"), [("lora", None), ("alora", None), ("alora", {})], ids=str
 )
@@ -135,29 +125,3 @@ def test_random_adapters_have_the_recipe_s_rank_and_are_served_like_trained_ones
         expected = reference_logit(CONVERSATION, rule_text, folder)
     assert verdict.logit == pytest.approx(expected, abs=2e-3)
     assert verdict.logit != pytest.approx(peft_logit(CONVERSATION, rule_text, None), abs=2e-3)
-
-
-def test_they_have_nothing_in_common_and_their_folder_is_temporary() -> None:
-    with random_adapters(recipe(), ["alora"], 2) as folders:
-        first, second = folders.values()
-        weights = [
-            (folder / "adapter_model.safetensors").read_bytes() for folder in (first, second)
-        ]
-        assert weights[0] != weights[1]
-        assert list(folders) == ["alora-0", "alora-1"]
-        assert adapter_mib(first) == pytest.approx(len(weights[0]) / 2**20)
-    assert not first.exists()
-
-
-def test_there_are_none_of_a_method_that_the_recipe_does_not_list_and_on_an_encoder() -> None:
-    lora_alone = recipe().model_copy(update={"methods": {"lora": recipe().methods["lora"]}})
-    with (
-        pytest.raises(GuardError, match=r"lists no such method \(got alora\)"),
-        random_adapters(lora_alone, ["alora"], 1),
-    ):
-        pass
-    with (
-        pytest.raises(GuardError, match=r"no random adapters.*Name a decoder"),
-        random_adapters(encoder_rules.recipe(), ["lora"], 1),
-    ):
-        pass

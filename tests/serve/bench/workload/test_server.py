@@ -20,10 +20,9 @@ from serve.bench.workload.server import (
     SentCheck,
     as_body,
     send,
-    server_environment,
     steady_rate,
 )
-from serve.bench.workload.traffic import LENGTHS, RULES, arrivals, open_loop, poisson, zipf
+from serve.bench.workload.traffic import LENGTHS, RULES, arrivals, open_loop, zipf
 from tests.serve.cards import RULE_TEXTS, prompts, recipe
 from tests.serve.guarded import CONVERSATION
 from tests.serve.serving import serving
@@ -75,14 +74,6 @@ def test_only_answers_count_as_late_and_from_when_they_were_sent() -> None:
     assert run.answered_s == [0.1, 5.02, 7.0]
 
 
-def test_a_server_s_threads_wait_as_those_of_make_up(monkeypatch: MonkeyPatch) -> None:
-    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.delenv(name, raising=False)
-    assert server_environment()["GOMP_SPINCOUNT"] == "10000"
-    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
-    assert "GOMP_SPINCOUNT" not in server_environment()
-
-
 def test_the_memory_of_a_server_that_has_ended_is_an_error() -> None:
     process = subprocess.Popen(["sleep", "60"], text=True)
     server = RunningServer("http://here", process)
@@ -105,12 +96,6 @@ def test_requests_that_wait_for_a_slow_server_count_their_waiting() -> None:
         return Answered()
 
     assert open_loop(submit, lambda: None, [0.0, 0.001]).latencies_s[1] >= 0.035
-
-
-def test_poisson_times_come_at_the_rate_and_in_order() -> None:
-    due = poisson(100, 10_000, seed=1)
-    assert due == sorted(due)
-    assert due[-1] == pytest.approx(100, rel=0.05)
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.2])

@@ -19,7 +19,6 @@ from guard.conversation.example import Message
 from guard.errors import GuardError
 from serve.engine import Check, OpenCheck
 from serve.engine.refusals import Overloaded, TooLate
-from serve.engine.score import EngineCounters
 from serve.engine.thread.engine_thread import MAX_OPEN, MAX_QUEUED, OPENING_S, EngineThread
 from serve.engine.thread.pace import LEAST_ANSWERS, REMEMBERED, Pace
 from serve.engine.thread.watchdog import Watchdog
@@ -226,15 +225,6 @@ def test_a_check_that_is_late_is_not_begun_and_an_answer_that_is_late_is_none(to
         ask(thread, "fine", deadline=time.monotonic() + 0.1).result(10)
     engine.on_step = lambda: None
     assert ask(thread, "rule", deadline=time.monotonic() + 9).result(10).refused
-
-
-def test_the_engine_s_counters_are_read_when_it_has_nothing_more_to_do(toy: Toy) -> None:
-    engine, thread = toy
-    assert thread.counters.adapters == 2
-    engine.counters = EngineCounters(swap_ins=3)
-    ask(thread, "rule").result(10)
-    wait_until(lambda: thread.counters.swap_ins == 3)
-    assert (thread.waiting, thread.open) == (0, 0)
 
 
 def test_a_check_that_takes_too_long_is_dropped_wherever_it_is() -> None:
