@@ -20,13 +20,13 @@ from serve.bench.__main__ import main
 from serve.bench.encoder import LARGEST_CELL, EncoderBench, EncoderCell, crossover
 from serve.bench.engines import judged
 from serve.bench.harness import Repeat
-from serve.bench.latency import BASE, LatencyBench, LatencyCell, marginal_costs, spread_length
+from serve.bench.latency import BASE, LatencyBench, LatencyCell, spread_length
 from serve.bench.plot import LOWER_BOUND
-from serve.bench.report import GridReport, MeasuredRow, Spread, table
+from serve.bench.report import GridReport, table
 from serve.engine import Check, Refusal
 from serve.engine.score import EngineCounters, Score, ScoreRequest
 from tests.serve.bench.small_engine import small_recipe
-from tests.serve.bench.test_report import report_of, rows_of
+from tests.serve.bench.test_report import rows_of
 from tests.serve.bench.toy_bench import bench_on
 from tests.serve.cards import RULE_TEXTS
 from tests.serve.encoder_rules import recipe, save_encoder_head, save_encoder_rule
@@ -118,16 +118,6 @@ def test_leaks_and_refusals_stop_the_benchmark(leak: Mapping[str, Sequence[int]]
     engine.score = lambda requests: [Refusal("rule", "no", "nan") for _ in requests]  # type: ignore[method-assign]
     with pytest.raises(GuardError, match="refused"):
         measure_all(bench)
-
-
-def test_the_marginal_cost_is_between_neighbouring_numbers_of_rules() -> None:
-    rows: list[MeasuredRow] = []
-    for tokens, rules, wall_ms in ((1000, 10, 100.0), (1000, 30, 150.0), (5000, 1, 7.0)):
-        cell = {"tokens": tokens, "rules": rules, "mode": "alora"}
-        measured = {"wall_ms": Spread.of([wall_ms])}
-        rows.append(MeasuredRow(cell=cell, repeats=1, measured=measured))
-    (sentence,) = marginal_costs(report_of(rows[::-1]))
-    assert sentence == "On 1,000 tokens a rule more costs 2.50 ms from 10 to 30 rules."
 
 
 def test_an_encoder_has_its_own_benchmark(monkeypatch: MonkeyPatch, tmp_path: Path) -> None:
@@ -259,11 +249,6 @@ def test_every_trained_method_of_both_bases_is_measured_where_it_does_not_read_t
     untrained.append(("minilm", "head"))
     with pytest.raises(GuardError, match="no rule is trained by lora"):
         lines_of()
-
-
-def test_a_decoder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(GuardError, match=r"not an encoder.*make serve"):
-        bench_on("encoder", tmp_path, recipe=load_recipe("tiny"))
 
 
 def test_the_crossover_lies_where_the_lines_of_log_ms_over_log_rules_meet() -> None:

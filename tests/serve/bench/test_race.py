@@ -79,11 +79,6 @@ def test_the_picture_stands_alone_is_small_and_shows_the_end_without_animation()
         assert text in shown
 
 
-def test_the_result_is_a_line_with_both_times_and_the_ratio() -> None:
-    assert toy_race(lora_s=12.0, alora_s=0.2).result == "LoRA 12.0 s, aLoRA 0.20 s: 60x"
-    assert toy_race(lora_s=1.0, alora_s=0.4).speedup == "2.5x"
-
-
 @pytest.mark.slow
 def test_a_race_is_run_and_drawn(tmp_path: Path, capsys: CaptureFixture[str]) -> None:
     rules, tokens = 4, 300

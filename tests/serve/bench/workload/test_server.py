@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -13,17 +12,16 @@ from pytest import MonkeyPatch
 
 from guard.errors import GuardError
 from serve.api.app import create_app
-from serve.bench.workload.prompts import RULE_TEXT, conversation, random_rule_text, wordings
+from serve.bench.workload.prompts import conversation, wordings
 from serve.bench.workload.server import (
     HttpRun,
-    RunningServer,
     SentCheck,
     as_body,
     send,
     steady_rate,
 )
 from serve.bench.workload.traffic import LENGTHS, RULES, arrivals, open_loop, zipf
-from tests.serve.cards import RULE_TEXTS, prompts, recipe
+from tests.serve.cards import RULE_TEXTS, prompts
 from tests.serve.guarded import CONVERSATION
 from tests.serve.serving import serving
 from tests.serve.toy_engine import ToyEngine
@@ -72,16 +70,6 @@ def test_only_answers_count_as_late_and_from_when_they_were_sent() -> None:
     run = HttpRun(sent, wall_s=4.0)
     assert (run.count(200), run.count(503), run.late(5.0)) == (3, 1, 1)
     assert run.answered_s == [0.1, 5.02, 7.0]
-
-
-def test_the_memory_of_a_server_that_has_ended_is_an_error() -> None:
-    process = subprocess.Popen(["sleep", "60"], text=True)
-    server = RunningServer("http://here", process)
-    assert 0 < server.memory_mib() < 100
-    process.kill()
-    process.wait()
-    with pytest.raises(GuardError, match="the server has ended"):
-        server.memory_mib()
 
 
 @dataclass
@@ -143,8 +131,3 @@ def test_as_many_distinct_wordings_as_rules_each_of_a_rule_s_length() -> None:
     assert wordings([""], 3) == ["", "", ""]  # an adapter that reads nothing
     with pytest.raises(GuardError, match="too short for so many wordings"):
         wordings(["two words"], 3)
-
-
-def test_a_random_adapter_reads_a_rule_where_the_recipe_s_adapters_do() -> None:
-    assert random_rule_text(recipe().model_copy(update={"rule_turn": "none"})) == ""
-    assert random_rule_text(recipe().model_copy(update={"rule_turn": "title"})) == RULE_TEXT

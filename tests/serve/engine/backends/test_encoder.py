@@ -27,7 +27,7 @@ from tests.serve.encoder_rules import (
     save_encoder_head,
     save_encoder_rule,
 )
-from tests.serve.engine.shared import logits as logits_of
+from tests.serve.engine.shared import logits
 
 pytestmark = pytest.mark.slow
 
@@ -80,16 +80,12 @@ def engine(folders: dict[str, Path]) -> Iterator[GuardEngine]:
         yield engine
 
 
-def logits(engine: GuardEngine, requests: list[ScoreRequest]) -> list[float]:
-    return logits_of(engine.score(requests))
-
-
 def test_a_mixed_batch_is_peft_s_by_rule(engine: GuardEngine, folders: dict[str, Path]) -> None:
     """Whoever a rule judges, also where nobody of them speaks: then all of it is judged."""
     requests: list[ScoreRequest] = []
     for messages in CONVERSATIONS:
         requests += [ScoreRequest(messages, "", name) for name in folders]
-    for request, logit in zip(requests, logits(engine, requests), strict=True):
+    for request, logit in zip(requests, logits(engine.score(requests)), strict=True):
         assert request.adapter is not None
         expected = reference_logit(request.messages, folders[request.adapter])
         assert logit == pytest.approx(expected, abs=PARITY), request.adapter
@@ -97,11 +93,11 @@ def test_a_mixed_batch_is_peft_s_by_rule(engine: GuardEngine, folders: dict[str,
 
 def test_eviction_changes_nothing(engine: GuardEngine) -> None:
     """Six adapters, four slots."""
-    before = logits(engine, [ScoreRequest(SHORT, "", name) for name in ADAPTERS])
+    before = logits(engine.score([ScoreRequest(SHORT, "", name) for name in ADAPTERS]))
     swap_ins = engine.counters.swap_ins
     for _ in range(2):
         for name, logit in zip(ADAPTERS, before, strict=True):
-            (again,) = logits(engine, [ScoreRequest(SHORT, "", name)])
+            (again,) = logits(engine.score([ScoreRequest(SHORT, "", name)]))
             assert again == pytest.approx(logit, abs=PARITY)
     assert engine.counters.swap_ins > swap_ins
     assert engine.counters.adapter_loads == len(ADAPTERS)

@@ -68,15 +68,6 @@ def test_what_does_not_start_has_a_remedy(
         GuardEngine(recipe(), {}, kv_cache_memory_bytes=2**50)
 
 
-def test_every_b_lies_in_memory_by_columns(engine: GuardEngine) -> None:
-    def layouts(worker: Any) -> list[bool]:
-        modules = worker.model_runner.lora_manager._adapter_manager.modules.values()
-        return [part.mT.is_contiguous() for module in modules for part in module.lora_b_stacked]
-
-    (found,) = engine.backend._engine.collective_rpc(layouts)
-    assert len(found) == 6 * (3 + 1 + 2 + 1) and all(found)
-
-
 def test_a_closed_engine_leaves_those_beside_it_alone(
     engine: GuardEngine, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from guard.conversation.example import Message
 from guard.errors import GuardError
 from serve.engine import Check, OpenCheck
 from serve.engine.refusals import Overloaded, TooLate
-from serve.engine.thread.engine_thread import MAX_OPEN, MAX_QUEUED, OPENING_S, EngineThread
+from serve.engine.thread.engine_thread import MAX_OPEN, OPENING_S, EngineThread
 from serve.engine.thread.pace import LEAST_ANSWERS, REMEMBERED, Pace
 from serve.engine.thread.watchdog import Watchdog
 from tests.serve.toy_engine import MortalEngine, ToyEngine
@@ -129,19 +129,8 @@ def test_no_more_checks_are_begun_than_the_engine_is_to_hold_and_the_others_wait
     assert max(most) == MAX_OPEN
 
 
-def test_a_batch_runs_although_checks_keep_coming_in(toy: Toy, monkeypatch: MonkeyPatch) -> None:
-    engine, thread = toy
-    put: list[Any] = []
-    before_opening(
-        monkeypatch, engine, lambda: len(put) < MAX_QUEUED and put.append(ask(thread, "fine"))
-    )
-    steps: list[int] = []
-    engine.on_step = lambda: steps.append(len(put))
-    ask(thread, "fine").result(10)
-    assert steps[0] <= 2  # it, and the one that came in meanwhile
-
-
 def test_a_batch_does_not_wait_for_all_slow_openings(toy: Toy, monkeypatch: MonkeyPatch) -> None:
+    """Nor for checks that keep coming in."""
     engine, thread = toy
     opened: list[object] = []
     before_opening(monkeypatch, engine, lambda: opened.append(time.sleep(0.03)))
