@@ -183,7 +183,8 @@ class EncoderBench(Benchmark[EncoderCell]):
         """Start the methods of a recipe in one engine."""
         names, copied = copies(self._folders[recipe.name], rules)
         print(f"loading {recipe.name} with {len(copied)} rules", flush=True)
-        arguments = memory_beside(len(self._recipes)) | {"max_loras": slots(recipe, rules)}
+        slots = max(1, rules * len(recipe.adapter_methods))  # heads need none
+        arguments = memory_beside(len(self._recipes)) | {"max_loras": slots}
         engine = stack.enter_context(GuardEngine(recipe, copied, **arguments))
         for method, of_method in names.items():
             self._engines[f"{method} on {recipe.name}"] = engine
@@ -235,10 +236,6 @@ def methods_of(recipe: Recipe) -> list[str]:
     return recipe.adapter_methods
 
 
-def slots(recipe: Recipe, rules: int) -> int:
-    return max(1, rules * len(recipe.adapter_methods))
-
-
 def adapter_line(recipe: Recipe) -> str:
     """The base's method with adapters: one that shares conversations, if there is one."""
     methods = recipe.sharing_methods or recipe.adapter_methods
@@ -254,9 +251,9 @@ def crossover(first: Sequence[MeasuredRow], second: Sequence[MeasuredRow]) -> fl
     for row, second_row in zip(first, second, strict=False):
         rules = row.number("rules")
         lead = math.log(row.median("wall_ms") / second_row.median("wall_ms"))
-        if lead > 0 and before is None:
-            return rules
-        if lead > 0 and before is not None:
+        if lead > 0:
+            if before is None:
+                return rules
             start, deficit = before
             share = -deficit / (lead - deficit)
             return math.exp(start + share * (math.log(rules) - start))

@@ -77,9 +77,7 @@ class Cell:
     @property
     def values(self) -> dict[str, Value]:
         """What tells it from the other cells."""
-        values: dict[str, Value] = asdict(self)
-        del values["repeats"]
-        return values
+        return {name: value for name, value in asdict(self).items() if name != "repeats"}
 
     @property
     def key(self) -> str:
@@ -160,10 +158,9 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
     def path(self) -> Path:
         """Where the report is kept."""
         name = self.report_name or f"{self.name}_bench"
-        quick = ""
         if self.options.quick:
-            quick = "_quick"
-        return self.runs.root / f"{name}{quick}.json"
+            name += "_quick"
+        return self.runs.root / f"{name}.json"
 
     @abstractmethod
     def cells(self) -> list[SomeCell]:
@@ -257,13 +254,11 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
 
     def _kept(self, inputs: str) -> GridReport | None:
         """The report that is there, if it is of these inputs and whole."""
-        try:
+        with contextlib.suppress(OSError, ValueError, GuardError):  # none of this version
             report = GridReport.load(self.path)
-        except (OSError, ValueError, GuardError):  # no report of this version: measured again
-            return None
-        if report.inputs != inputs or report.ended_by is not None:
-            return None
-        return report
+            if report.inputs == inputs and report.ended_by is None:
+                return report
+        return None
 
 
 class KeptSamples:
@@ -372,19 +367,15 @@ class _Grid(Generic[SomeCell]):
 
     def _ratios(self, cell: SomeCell, samples: Sequence[Sample]) -> dict[str, Spread]:
         """The ratios to the cells that it is compared with, by name."""
-        by_line: dict[Value, Sequence[Sample]] = {}
-        for compared, compared_samples in self._samples.items():
-            if self._block_key(compared) == self._block_key(cell):
-                by_line[compared.values.get(self._benchmark.line)] = compared_samples
-        spreads: dict[str, Spread] = {}
+        line, spreads = self._benchmark.line, dict[str, Spread]()
+        by_key = {compared.key: of_compared for compared, of_compared in self._samples.items()}
         for ratio in self._benchmark.ratios:
-            divisors = by_line.get(ratio.to, samples)
-            if divisors is samples:
-                continue
-            values: list[float] = []
-            for sample, divisor in zip(samples, divisors, strict=False):
-                values.append(number(sample, ratio.quantity) / number(divisor, ratio.quantity))
-            spreads[ratio.name] = Spread.of(values)
+            key = json.dumps(cell.values | {line: ratio.to}, sort_keys=True)
+            if key in by_key and key != cell.key:
+                pairs = zip(samples, by_key[key], strict=False)
+                quantity = ratio.quantity
+                shares = [number(own, quantity) / number(other, quantity) for own, other in pairs]
+                spreads[ratio.name] = Spread.of(shares)
         return spreads
 
 

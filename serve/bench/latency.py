@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,8 +67,7 @@ class LatencyCell(Cell):
     mode: str
 
     @property
-    def group(self) -> bool:
-        """Conversations longer than the sweeps' need memory that would change the others."""
+    def group(self) -> bool:  # longer ones need memory that would change the others
         return self.tokens > max(LENGTHS)
 
     @property
@@ -135,12 +133,9 @@ class LatencyBench(Benchmark[LatencyCell]):
             return
         options = vars(self.options) | {"beside": None}
         if options.pop("wide"):
-            raise GuardError(
-                "only decoders are measured with this option",
-                where=f"recipe {self.recipe.name}",
-                got="--wide",
-                remedy="Leave it out; make bench NAME=encoder OPTIONS=--help has its own",
-            )
+            problem, where = "only decoders are measured so", f"recipe {self.recipe.name}"
+            remedy = "Leave it out; make bench NAME=encoder OPTIONS=--help has its own"
+            raise GuardError(problem, where=where, got="--wide", remedy=remedy)
         options["repeats"] = min(options["repeats"], EncoderBench.repeats)
         EncoderBench(argparse.Namespace(**options)).main()
 
@@ -261,7 +256,6 @@ class LatencyBench(Benchmark[LatencyCell]):
     def notes(self, report: GridReport) -> list[str]:
         swap_ins = max(row.measured["swap_ins"].max for row in report.rows)
         return [
-            *marginal_costs(report),
             "wall: all verdicts of one conversation. a request: the single requests, from",
             "submission. What the conversation has beyond whole blocks of the prefix cache (the",
             "repeats spread it evenly) aLoRA computes once, the base for every rule.",
@@ -286,9 +280,8 @@ def check_cache_was_empty(scores: Sequence[Score], mode: str) -> None:
     if scores[0].cached_tokens or (cached and not shares_conversation(mode)):
         problem = "the prefix cache leaked between measurements"
         remedy = "Run `make doctor` and the tests of serve/"
-        raise GuardError(
-            problem, where=f"mode {mode}", got=f"{cached} cached tokens", remedy=remedy
-        )
+        where, got = f"mode {mode}", f"{cached} cached tokens"
+        raise GuardError(problem, where=where, got=got, remedy=remedy)
 
 
 def room_for(tokens: int, recipe: Recipe) -> dict[str, Any]:
@@ -304,19 +297,3 @@ def room_for(tokens: int, recipe: Recipe) -> dict[str, Any]:
     if tokens > config.max_position_embeddings:
         arguments["hf_overrides"] = {"max_position_embeddings": tokens}
     return arguments
-
-
-def marginal_costs(report: GridReport) -> list[str]:
-    """By how much a further rule increases aLoRA's median wall time, at each length."""
-    sentences: list[str] = []
-    rows = sorted(report.find(mode="alora"), key=lambda row: row.number("rules"))
-    for tokens in sorted({row.number("tokens") for row in rows}):
-        same_length = [row for row in rows if row.number("tokens") == tokens]
-        for few, many in itertools.pairwise(same_length):
-            growth_ms = many.median("wall_ms") - few.median("wall_ms")
-            first, last = few.number("rules"), many.number("rules")
-            sentences.append(
-                f"On {tokens:,.0f} tokens a rule more costs {growth_ms / (last - first):.2f} ms "
-                f"from {first:.0f} to {last:.0f} rules."
-            )
-    return sentences

@@ -50,10 +50,9 @@ def random_adapters(
     with tempfile.TemporaryDirectory() as scratch:
         adapters: dict[str, Path] = {}
         for method in methods:
-            names = [f"{method}-{number}" for number in range(count)]
-            folders = [Path(scratch) / name for name in names]
+            folders = [Path(scratch) / f"{method}-{number}" for number in range(count)]
             save_random_adapters(folders, recipe, method)
-            adapters |= dict(zip(names, folders, strict=True))
+            adapters |= {folder.name: folder for folder in folders}
         yield adapters
 
 

@@ -1,10 +1,10 @@
 """The loop that owns the engines, on a thread of its own: deadlines, batches, restarts.
 
-Checks that arrive while a batch runs are queued and join the next one; each has its own future and
-its own request ids. A check that is too late, or whose caller is gone, is dropped: an answer minutes
-late guards nothing, and its work would delay the others. So one that will hardly be answered before
-its deadline, by the pace of the last answers, is refused as it comes. An engine that is dead is
-started again: what waits then fails, and what comes meanwhile is refused.
+Checks that arrive while a batch runs join the next one; each has its own future and request ids. A
+check that is too late, or whose caller is gone, is dropped: an answer minutes late guards nothing,
+and its work would delay the others. So one that will hardly be answered before its deadline, by the
+pace of the last answers, is refused as it comes. An engine that is dead is started again: what
+waits then fails, and what comes meanwhile is refused.
 """
 
 from __future__ import annotations

@@ -130,7 +130,6 @@ def test_no_more_checks_are_begun_than_the_engine_is_to_hold_and_the_others_wait
 
 
 def test_a_batch_does_not_wait_for_all_slow_openings(toy: Toy, monkeypatch: MonkeyPatch) -> None:
-    """Nor for checks that keep coming in."""
     engine, thread = toy
     opened: list[object] = []
     before_opening(monkeypatch, engine, lambda: opened.append(time.sleep(0.03)))
