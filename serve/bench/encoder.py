@@ -153,12 +153,8 @@ class EncoderBench(Benchmark[EncoderCell]):
             rules, tokens = QUICK_RULES, QUICK_TOKENS
             repeats = min(repeats, QUICK_REPEATS)
         cells: list[EncoderCell] = []
-        for length in tokens:
-            for number in rules:
-                cells += [
-                    EncoderCell(tokens=length, rules=number, line=line, repeats=repeats)
-                    for line in self._lines()
-                ]
+        for length, number, line in itertools.product(tokens, rules, self._lines()):
+            cells.append(EncoderCell(tokens=length, rules=number, line=line, repeats=repeats))
         return [cell for cell in cells if cell.work <= LARGEST_CELL]
 
     def _lines(self) -> list[str]:
