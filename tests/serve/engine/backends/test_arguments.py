@@ -142,7 +142,7 @@ def test_what_is_stated_wins_over_what_follows_from_the_memory() -> None:
     adapter = sizes_of(recipe(), DEFAULT_MAX_RANK, None).adapter
 
     def slots_and_cache(engine: dict[str, Any], adapters: int, **stated: int) -> tuple[int, int]:
-        of_recipe = recipe().model_copy(update={"engine": engine, "serving_memory": memory})
+        of_recipe = with_engine(**engine).model_copy(update={"serving_memory": memory})
         args = engine_args(of_recipe, [adapter_of("q_proj")] * adapters, stated)
         return args["max_loras"], args["kv_cache_memory_bytes"]
 
