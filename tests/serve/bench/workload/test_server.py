@@ -13,13 +13,7 @@ from pytest import MonkeyPatch
 from guard.errors import GuardError
 from serve.api.app import create_app
 from serve.bench.workload.prompts import conversation, wordings
-from serve.bench.workload.server import (
-    HttpRun,
-    SentCheck,
-    as_body,
-    send,
-    steady_rate,
-)
+from serve.bench.workload.server import HttpRun, SentCheck, as_body, send, steady_rate
 from serve.bench.workload.traffic import LENGTHS, RULES, arrivals, open_loop, zipf
 from tests.serve.cards import RULE_TEXTS, prompts
 from tests.serve.guarded import CONVERSATION
@@ -107,15 +101,12 @@ def test_conversations_have_real_lengths_and_a_few_rules_each() -> None:
     assert not {arrival.messages for arrival in drawn} & {arrival.messages for arrival in others}
 
 
-BLOCK = 32
-
-
 def test_a_conversation_has_the_length_that_was_asked_for_and_new_words() -> None:
     for tokens in (60, 100, 250, 1000):
         made = prompts().prefix_ids(conversation(prompts(), tokens, seed=1))
         assert abs(len(made) - tokens) <= 5
     first, second = (prompts().prefix_ids(conversation(prompts(), 500, seed)) for seed in (1, 2))
-    end = len(prompts().prefix_ids([])) + BLOCK
+    end = len(prompts().prefix_ids([])) + 32  # a block
     assert first[:end] != second[:end]  # they share nothing but the head
     with pytest.raises(GuardError, match="length"):
         conversation(prompts(), 20, seed=1)
