@@ -127,11 +127,12 @@ class RacePicture:
         footer = textwrap.wrap(f"{report.caption}. {self._time_scale()}", FOOTER_COLUMNS)
         height = grid_bottom + 72 + FOOTER_LINE * len(footer)
         title = f"{report.rules} rules on one conversation: {report.result}"
+        asked = f"One conversation of {report.conversation_tokens:,} tokens, {report.rules} rules"
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
             f"<title>{escape(title)}</title>",
             f"<style>{STYLE}</style>",
-            _text(MARGIN, 34, self._heading(), "font-size:18px"),
+            _text(MARGIN, 34, f"{asked}: a cell for each verdict", "font-size:18px"),
         ]
         for number, lane in enumerate(report.lanes):
             x = MARGIN + number * (LANE_WIDTH + BETWEEN)
@@ -141,10 +142,6 @@ class RacePicture:
             y = grid_bottom + 68 + FOOTER_LINE * number
             parts.append(f'<text class="small" x="{MARGIN}" y="{y}">{escape(line)}</text>')
         return "\n".join([*parts, "</svg>\n"])
-
-    def _heading(self) -> str:
-        tokens = f"{self._report.conversation_tokens:,} tokens"
-        return f"One conversation of {tokens}, {self._report.rules} rules: a cell for each verdict"
 
     def _time_scale(self) -> str:
         if self.speed == 1.0:

@@ -44,13 +44,12 @@ class Spread(Strict):
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
         """The spread of at least one value."""
-        p95, p99 = None, None
+        spread = {"median": statistics.median(values), "min": min(values), "max": max(values)}
         if len(values) >= FEWEST_FOR_P95:
-            p95 = percentile(values, 95)
+            spread["p95"] = percentile(values, 95)
         if len(values) >= FEWEST_FOR_P99:
-            p99 = percentile(values, 99)
-        median = float(statistics.median(values))
-        return cls(median=median, min=float(min(values)), max=float(max(values)), p95=p95, p99=p99)
+            spread["p99"] = percentile(values, 99)
+        return cls(**{name: float(value) for name, value in spread.items()})
 
     def text(self, digits: int = 0, unit: str = "") -> str:
         """The spread as text: `157 (150 to 162)`, or with a unit `1.06x (1.00 to 1.21)`."""

@@ -73,25 +73,18 @@ class RunningServer(NamedTuple):
         return total / 2**20
 
 
-def server_environment() -> dict[str, str]:
-    """The environment of a server as `make up` starts it: its threads leave the cores to others."""
+@contextlib.contextmanager
+def server_process(recipe: Recipe, runs: Runs) -> Iterator[RunningServer]:
+    """Run `python -m serve.up` on a free port, as `make up` does: its threads leave the cores to
+    others. Raises GuardError if it does not start.
+    """
+    command = [sys.executable, "-m", "serve.up", "--model", recipe.name, "--port", "0"]
+    command += ["--runs", str(runs.root)]
     environment = dict(os.environ)
     if not environment.get("OMP_WAIT_POLICY"):
         environment.setdefault("GOMP_SPINCOUNT", SPINS)
-    return environment
-
-
-@contextlib.contextmanager
-def server_process(recipe: Recipe, runs: Runs, *options: str) -> Iterator[RunningServer]:
-    """Run `python -m serve.up` on a free port. Raises GuardError if it does not start."""
-    command = [sys.executable, "-m", "serve.up", "--model", recipe.name, "--runs", str(runs.root)]
-    process = subprocess.Popen(
-        [*command, "--port", "0", *options],
-        cwd=ROOT,
-        env=server_environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=pipe, text=True)
     try:
         assert process.stdout is not None
         for line in process.stdout:
