@@ -35,7 +35,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> GridReport:
         patch.setattr(AdaptersBench, "server_names", STARTED)
         words = ["--requests", str(REQUESTS), "--repeats", "1"]
         bench = bench_on("adapters", runs, *words, recipe=small_recipe())
-        patch.setattr(AdaptersBench, "draw", lambda *_: [])  # two kinds of traffic in a plot
+        patch.setattr(AdaptersBench, "panels", lambda *_: [])  # two kinds of traffic in a plot
         bench.main()
     return GridReport.load(runs / "adapters_bench.json")
 

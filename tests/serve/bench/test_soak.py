@@ -114,6 +114,8 @@ def test_a_real_server_is_measured_over_http_and_soaked(
         for module in (http, soak):
             started = contextlib.nullcontext(server)
             monkeypatch.setattr(module, "server_process", lambda *_, server=started: server)
+            served = contextlib.nullcontext(runs)
+            monkeypatch.setattr(module, "random_runs", lambda *_, served=served: served)
         bench_on("http", tmp_path, "--repeats", "2", recipe=recipe).main()
         soak_of(tmp_path, "--quick").main()
     report = GridReport.load(tmp_path / "http_bench.json")
