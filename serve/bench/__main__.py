@@ -38,9 +38,8 @@ OFFER = "--offer="  # what make offers to every benchmark: `--offer=wide` for `-
 
 @exits_cleanly
 def main() -> None:
-    """List the benchmarks, or run the one that is named.
-
-    Raises SystemExit once they are listed, GuardError for an unknown name.
+    """List the benchmarks, or run the one that is named. Raises SystemExit once they are listed,
+    GuardError for an unknown name.
     """
     if len(sys.argv) == 1 or sys.argv[1] in ("-h", "--help"):
         print(listing())
@@ -53,9 +52,8 @@ def main() -> None:
 
 
 def bench_named(name: str) -> type[BenchCommand]:
-    """The benchmark of this name, or of this file.
-
-    Raises GuardError with the nearest valid name, or for a file that has not one benchmark.
+    """The benchmark of this name, or of this file. Raises GuardError with the nearest valid name,
+    or for a file that has not one benchmark.
     """
     if name in BENCHES:
         return _benches_of(importlib.import_module(BENCHES[name]))[name]
@@ -88,9 +86,8 @@ def _benches_of(module: ModuleType) -> dict[str, type[BenchCommand]]:
 
 
 def parsed(bench: type[BenchCommand], words: Sequence[str]) -> argparse.Namespace:
-    """The benchmark's options. What is offered and it does not have is left out.
-
-    Raises SystemExit for other words that it does not have.
+    """The benchmark's options. What is offered and it does not have is left out. Raises SystemExit
+    for other words that it does not have.
     """
     offered = [f"--{word.removeprefix(OFFER)}" for word in words if word.startswith(OFFER)]
     asked_for = [word for word in words if not word.startswith(OFFER)]
@@ -110,12 +107,10 @@ def parser_of(bench: type[BenchCommand]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,  # --rule, which is offered to all, is no --rules
     )
-    texts = {
-        "--model": ("tiny", str, "a base model of recipes/models"),
-        "--runs": (Runs().root, Path, "where adapters are and results go"),
-    }
-    for flag, (default, kind, text) in texts.items():
-        parser.add_argument(flag, default=default, type=kind, help=f"{text} (default: {default})")
+    model = "a base model of recipes/models (default: tiny)"
+    parser.add_argument("--model", default="tiny", help=model)
+    runs = f"where adapters are and results go (default: {Runs().root})"
+    parser.add_argument("--runs", default=Runs().root, type=Path, help=runs)
     parser.add_argument("--quick", action="store_true", help="a coarse grid")
     bench.add_options(parser)
     return parser

@@ -103,10 +103,8 @@ class BurstMeter:
         self._engine.forget()
         time.sleep(pause_s)
         started = time.perf_counter()
-        calls = [
-            self._submit(messages, count)
-            for messages, count in zip(conversations, rules, strict=True)
-        ]
+        asked = zip(conversations, rules, strict=True)
+        calls = [self._submit(messages, count) for messages, count in asked]
         submitted = time.perf_counter()
         steps = 0
         while not all(call.done for call in calls):
@@ -139,12 +137,9 @@ class BurstMeter:
         return work
 
     def _submit(self, messages: tuple[Message, ...], rules: int) -> Call:
-        return self._engine.submit(
-            [
-                ScoreRequest(messages, self._texts[rule], f"{self._method}-{rule}")
-                for rule in range(rules)
-            ]
-        )
+        names = [f"{self._method}-{rule}" for rule in range(rules)]
+        pairs = zip(self._texts, names, strict=False)
+        return self._engine.submit([ScoreRequest(messages, text, name) for text, name in pairs])
 
 
 def scaffold_tokens(prompts: PromptBuilder, block_size: int) -> int:
@@ -160,10 +155,8 @@ def scaffold_tokens(prompts: PromptBuilder, block_size: int) -> int:
 
 def wake_ms(meter: BurstMeter) -> float:
     """The extra time of a check that finds the engine asleep, at least 0: the median difference
-    between the same check after a pause and right after other work.
-
-    Caches are cold then, and a core has to wake. In an open-loop load at low rates this is every
-    check.
+    between the same check after a pause and right after other work. Caches are cold then, and a
+    core has to wake. In an open-loop load at low rates this is every check.
     """
     burst = [(WAKE_TOKENS, min(WAKE_RULES, meter.most_rules))]
     differences_ms: list[float] = []
@@ -184,22 +177,15 @@ class SwapRow(Strict):
 
 def with_swaps(rows: Sequence[SwapRow], cost: FittedCost) -> FittedCost:
     """The coefficients, with a least-squares fit of the checks' times to their copies and reads,
-    and the standard errors of these two.
-
-    The rest of the work is the same in every check.
+    and the standard errors of these two. The rest of the work is the same in every check.
     """
     counts = np.asarray([[1.0, row.swap_ins, row.loads] for row in rows])
     wall_ms = [row.wall_ms for row in rows]
     solution = non_negative(counts, wall_ms)
-    _, swap_in_ms, load_ms = solution.tolist()
-    _, swap_in_error_ms, load_error_ms = standard_errors(counts, wall_ms, solution).tolist()
-    fields = {
-        "swap_in_ms": swap_in_ms,
-        "load_ms": load_ms,
-        "swap_in_error_ms": swap_in_error_ms,
-        "load_error_ms": load_error_ms,
-    }
-    return cost.model_copy(update=fields)
+    errors = standard_errors(counts, wall_ms, solution)
+    names = "swap_in_ms", "load_ms", "swap_in_error_ms", "load_error_ms"
+    values = [*solution.tolist()[1:], *errors.tolist()[1:]]
+    return cost.model_copy(update=dict(zip(names, values, strict=True)))
 
 
 def swap_rows(engine: GuardEngine, recipe: Recipe, method: str) -> list[SwapRow]:
@@ -260,18 +246,16 @@ class CalibrateBench(BenchCommand):
         methods = recipe.adapter_methods
         with random_adapters(recipe, methods, max(most_rules, FLEET)) as adapters:
             with GuardEngine(recipe, adapters, max_loras=len(adapters)) as engine:
-                sizes = self._sizes(engine)
-                rows: list[BurstRow] = []
-                costs = {}
+                sizes, rows = self._sizes(engine), list[BurstRow]()
+                costs: dict[str, FittedCost] = {}
+                steps = sizes.step_tokens, sizes.max_sequences
+                limits = ReplicaSizes(*steps, most_rules, sizes.block_size)
                 for method in methods:
-                    limits = ReplicaSizes(
-                        sizes.step_tokens, sizes.max_sequences, most_rules, sizes.block_size
-                    )
                     meter = BurstMeter(engine, recipe, limits, method)
                     method_rows = self._run_bursts(meter, method)
                     rows += method_rows
-                    costs[method] = fitted(method_rows)
-                    costs[method] = costs[method].model_copy(update={"wake_ms": wake_ms(meter)})
+                    update = {"wake_ms": wake_ms(meter)}
+                    costs[method] = fitted(method_rows).model_copy(update=update)
             with GuardEngine(recipe, adapters, max_loras=SLOTS, max_cpu_loras=HOST) as engine:
                 for method in methods:
                     costs[method] = with_swaps(swap_rows(engine, recipe, method), costs[method])
@@ -297,10 +281,8 @@ class CalibrateBench(BenchCommand):
         drawn = draw_bursts(bursts, self.options.rules, seed=1, shares=shares)
         for burst in drawn[:WARM_UP]:  # the first time is always slow
             meter.run(burst)
-        label = METHODS[method].label
-        return [
-            meter.run(burst) for burst in tqdm(drawn, desc=f"calibrating {label}", unit="burst")
-        ]
+        watched = tqdm(drawn, desc=f"calibrating {METHODS[method].label}", unit="burst")
+        return [meter.run(burst) for burst in watched]
 
 
 def table(report: CalibrationReport) -> str:

@@ -65,9 +65,8 @@ class EncoderCell(Cell):
 
     @property
     def work(self) -> float:
-        """The tokens that a check reads, by the nominal length of the conversation.
-
-        Suffixes and what the windows of an encoder have in common come on top.
+        """The tokens that a check reads, by the nominal length of the conversation. Suffixes and
+        what the windows of an encoder have in common come on top.
         """
         if METHODS[self.method].shares_conversation:
             return self.tokens
@@ -124,9 +123,8 @@ class EncoderBench(Benchmark[EncoderCell]):
             self._recipes.append(recipe)
 
     def _trained(self, recipe: Recipe) -> dict[str, list[Path]]:
-        """The folders of the rules that are trained on a base, by method.
-
-        Raises GuardError if there is none.
+        """The folders of the rules that are trained on a base, by method. Raises GuardError if
+        there is none.
         """
         folders: dict[str, list[Path]] = {}
         refusals: list[GuardError] = []
@@ -155,12 +153,8 @@ class EncoderBench(Benchmark[EncoderCell]):
             rules, tokens = QUICK_RULES, QUICK_TOKENS
             repeats = min(repeats, QUICK_REPEATS)
         cells: list[EncoderCell] = []
-        for length in tokens:
-            for number in rules:
-                cells += [
-                    EncoderCell(tokens=length, rules=number, line=line, repeats=repeats)
-                    for line in self._lines()
-                ]
+        for length, number, line in itertools.product(tokens, rules, self._lines()):
+            cells.append(EncoderCell(tokens=length, rules=number, line=line, repeats=repeats))
         return [cell for cell in cells if cell.work <= LARGEST_CELL]
 
     def _lines(self) -> list[str]:
@@ -185,7 +179,8 @@ class EncoderBench(Benchmark[EncoderCell]):
         """Start the methods of a recipe in one engine."""
         names, copied = copies(self._folders[recipe.name], rules)
         print(f"loading {recipe.name} with {len(copied)} rules", flush=True)
-        arguments = memory_beside(len(self._recipes)) | {"max_loras": slots(recipe, rules)}
+        slots = max(1, rules * len(recipe.adapter_methods))  # heads need none
+        arguments = memory_beside(len(self._recipes)) | {"max_loras": slots}
         engine = stack.enter_context(GuardEngine(recipe, copied, **arguments))
         for method, of_method in names.items():
             self._engines[f"{method} on {recipe.name}"] = engine
@@ -237,10 +232,6 @@ def methods_of(recipe: Recipe) -> list[str]:
     return recipe.adapter_methods
 
 
-def slots(recipe: Recipe, rules: int) -> int:
-    return max(1, rules * len(recipe.adapter_methods))
-
-
 def adapter_line(recipe: Recipe) -> str:
     """The base's method with adapters: one that shares conversations, if there is one."""
     methods = recipe.sharing_methods or recipe.adapter_methods
@@ -249,7 +240,6 @@ def adapter_line(recipe: Recipe) -> str:
 
 def crossover(first: Sequence[MeasuredRow], second: Sequence[MeasuredRow]) -> float | None:
     """The number of rules from which on `second` is faster than `first`; None where it never is.
-
     Between the measured numbers, log ms is taken as linear in log rules. Where `second` is always
     faster, it is the smallest measured number.
     """
@@ -257,9 +247,9 @@ def crossover(first: Sequence[MeasuredRow], second: Sequence[MeasuredRow]) -> fl
     for row, second_row in zip(first, second, strict=False):
         rules = row.number("rules")
         lead = math.log(row.median("wall_ms") / second_row.median("wall_ms"))
-        if lead > 0 and before is None:
-            return rules
-        if lead > 0 and before is not None:
+        if lead > 0:
+            if before is None:
+                return rules
             start, deficit = before
             share = -deficit / (lead - deficit)
             return math.exp(start + share * (math.log(rules) - start))

@@ -1,10 +1,10 @@
-"""Engines in benchmarks: their part of a GPU's memory, and their scores or an error.
-
-Knows nothing of clocks.
+"""Engines in benchmarks: their part of a GPU's memory, and their scores or an error. Knows nothing
+of clocks.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,11 +15,10 @@ from serve.engine.backends.arguments import LARGEST_SHARE
 
 
 def memory_beside(bases: int) -> dict[str, Any]:
-    """vLLM's EngineArgs for an engine whose base is one of `bases` in memory at the same time.
-
-    On a GPU each gets an equal part of the memory: where a recipe does not give its `device_gib`,
-    vLLM would take nearly all of it for the first engine. On a CPU none are needed: engines are
-    sized by the recipe alone.
+    """vLLM's EngineArgs for an engine whose base is one of `bases` in memory at the same time. On a
+    GPU each gets an equal part of the memory: where a recipe does not give its `device_gib`, vLLM
+    would take nearly all of it for the first engine. On a CPU none are needed: engines are sized by
+    the recipe alone.
     """
     if installed_device() == "cpu":
         return {}
@@ -30,18 +29,15 @@ def scores_of(outcomes: Iterable[Score | Refusal], where: str) -> list[Score]:
     """The outcomes, if all are scores. Raises GuardError if one is a refusal."""
     scores = []
     for outcome in outcomes:
-        if not isinstance(outcome, Score):
+        if isinstance(outcome, Refusal):
             raise _refused(outcome, where)
         scores.append(outcome)
     return scores
 
 
 def scores_of_calls(calls: Iterable[Call], where: str) -> list[Score]:
-    """The scores of all calls, which are done. Raises GuardError if a request was refused."""
-    scores = []
-    for call in calls:
-        scores += scores_of(call.results(), where)
-    return scores
+    """As `scores_of`, of all calls, which are done."""
+    return scores_of(itertools.chain(*(call.results() for call in calls)), where)
 
 
 def judged(check: Check, where: str) -> Check:

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -43,7 +44,7 @@ from serve.bench.workload.fleet_servers import (
     servers,
 )
 from serve.bench.workload.prompts import conversation, random_rule_text
-from serve.bench.workload.traffic import FleetCounts, closed_loop, zipf
+from serve.bench.workload.traffic import FleetCounts, Submitted, closed_loop, zipf
 
 TOKENS = 200  # of a conversation
 QUICK_REQUESTS, QUICK_ADAPTERS = 64, 33
@@ -132,14 +133,10 @@ class FleetBench(Benchmark[FleetCell]):
             adapters = tuple(min(number, QUICK_ADAPTERS) for number in adapters[-1:])
             alphas, repeats = alphas[-1:], 1
         cells: list[FleetCell] = []
-        for method in self.recipe.adapter_methods:
-            for number in adapters:
-                for alpha in alphas:
-                    common: dict[str, Any] = {"method": method, "adapters": number, "alpha": alpha}
-                    cells += [
-                        FleetCell(server=server, repeats=repeats, **common)
-                        for server in self.server_names
-                    ]
+        methods, servers = self.recipe.adapter_methods, self.server_names
+        for method, number, alpha, server in itertools.product(methods, adapters, alphas, servers):
+            cell = FleetCell(method=method, adapters=number, alpha=alpha, server=server)
+            cells.append(replace(cell, repeats=repeats))
         return cells
 
     @contextlib.contextmanager
@@ -164,18 +161,15 @@ class FleetBench(Benchmark[FleetCell]):
     def _run(self, cell: FleetCell, requests: int, seed: int) -> Sample:
         names, server = list(self._folders), self._running[cell.server]
         adapters = [names[number] for number in cell.drawn(self._requests, seed)][:requests]
-        conversations = [
-            conversation(self._prompts, TOKENS, (seed << 32) + number)
-            for number in range(len(adapters))
-        ]
+        seeds = range(seed << 32, (seed << 32) + len(adapters))
+        conversations = [conversation(self._prompts, TOKENS, own_seed) for own_seed in seeds]
+
+        def submit(number: int) -> Submitted:
+            return server.submit(conversations[number], self._text, adapters[number])
+
         server.begin()
         before = server.counts
-        timed = closed_loop(
-            lambda number: server.submit(conversations[number], self._text, adapters[number]),
-            server.step,
-            len(adapters),
-            WORKERS,
-        )
+        timed = closed_loop(submit, server.step, len(adapters), WORKERS)
         done = zip(server.counts, before, strict=True)
         counts = FleetCounts(*[after - earlier for after, earlier in done])
         return counts._asdict() | {

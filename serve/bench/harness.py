@@ -58,9 +58,8 @@ Sample = Mapping[str, float | Sequence[float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A cell of the grid. A subclass has a field for each thing that its table names.
-
-    `repeats`: how often it is measured.
+    """A cell of the grid. A subclass has a field for each thing that its table names. `repeats`:
+    how often it is measured.
     """
 
     repeats: int = 1
@@ -72,15 +71,13 @@ class Cell:
 
     @property
     def work(self) -> float:
-        """The work of a repeat relative to the other cells', for the progress bar."""
+        """Of a repeat, relative to the other cells', for the progress bar."""
         return 1.0
 
     @property
     def values(self) -> dict[str, Value]:
         """What tells it from the other cells."""
-        values: dict[str, Value] = asdict(self)
-        del values["repeats"]
-        return values
+        return {name: value for name, value in asdict(self).items() if name != "repeats"}
 
     @property
     def key(self) -> str:
@@ -114,7 +111,6 @@ def add_count(parser: argparse.ArgumentParser, flag: str, default: int, text: st
 
 class BenchCommand(ABC):
     """What `python -m serve.bench NAME` runs: a grid, or what is none (`race`, `calibrate`).
-
     `summary` and `duration` (on two cores, with the tiny base) stand in the list.
     """
 
@@ -162,10 +158,9 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
     def path(self) -> Path:
         """Where the report is kept."""
         name = self.report_name or f"{self.name}_bench"
-        quick = ""
         if self.options.quick:
-            quick = "_quick"
-        return self.runs.root / f"{name}{quick}.json"
+            name += "_quick"
+        return self.runs.root / f"{name}.json"
 
     @abstractmethod
     def cells(self) -> list[SomeCell]:
@@ -196,9 +191,8 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
         return []
 
     def main(self) -> None:
-        """Measure, unless nothing has changed since; publish the report.
-
-        Raises GuardError, after the report is written, if an error ended the benchmark early.
+        """Measure, unless nothing has changed since; publish the report. Raises GuardError, after
+        the report is written, if an error ended the benchmark early.
         """
         inputs = self._fingerprint()
         report = self._kept(inputs)
@@ -236,21 +230,16 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
     def publish(self, report: GridReport) -> None:
         """Write the report and its plot, and print the table."""
         report.save(self.path)
-        written = [self.path, *self.draw(report)]
+        written, picture = [self.path], self.path.with_suffix(".png")
+        picture.unlink(missing_ok=True)  # of an earlier report
+        if panels := self.panels(report):
+            plot.draw(panels, report, picture)
+            written.append(picture)
         print(table(report, self.columns))
         for line in notes(*self.notes(report)):
             print(line)
         print(f"peak memory: {report.peak_memory_mib:,.0f} MiB")
         print(f"written: {', '.join(map(str, written))}")
-
-    def draw(self, report: GridReport) -> list[Path]:
-        """Write the plot beside the report. Returns what was written."""
-        picture, panels = self.path.with_suffix(".png"), self.panels(report)
-        picture.unlink(missing_ok=True)  # of an earlier report
-        if not panels:
-            return []
-        plot.draw(panels, report, picture)
-        return [picture]
 
     def _fingerprint(self) -> str:
         """The fingerprint of all that the numbers depend on."""
@@ -265,13 +254,11 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
 
     def _kept(self, inputs: str) -> GridReport | None:
         """The report that is there, if it is of these inputs and whole."""
-        try:
+        with contextlib.suppress(OSError, ValueError, GuardError):  # none of this version
             report = GridReport.load(self.path)
-        except (OSError, ValueError, GuardError):  # no report of this version: measured again
-            return None
-        if report.inputs != inputs or report.ended_by is not None:
-            return None
-        return report
+            if report.inputs == inputs and report.ended_by is None:
+                return report
+        return None
 
 
 class KeptSamples:
@@ -380,19 +367,15 @@ class _Grid(Generic[SomeCell]):
 
     def _ratios(self, cell: SomeCell, samples: Sequence[Sample]) -> dict[str, Spread]:
         """The ratios to the cells that it is compared with, by name."""
-        by_line: dict[Value, Sequence[Sample]] = {}
-        for compared, compared_samples in self._samples.items():
-            if self._block_key(compared) == self._block_key(cell):
-                by_line[compared.values.get(self._benchmark.line)] = compared_samples
-        spreads: dict[str, Spread] = {}
+        line, spreads = self._benchmark.line, dict[str, Spread]()
+        by_key = {compared.key: of_compared for compared, of_compared in self._samples.items()}
         for ratio in self._benchmark.ratios:
-            divisors = by_line.get(ratio.to, samples)
-            if divisors is samples:
-                continue
-            values: list[float] = []
-            for sample, divisor in zip(samples, divisors, strict=False):
-                values.append(number(sample, ratio.quantity) / number(divisor, ratio.quantity))
-            spreads[ratio.name] = Spread.of(values)
+            key = json.dumps(cell.values | {line: ratio.to}, sort_keys=True)
+            if key in by_key and key != cell.key:
+                pairs = zip(samples, by_key[key], strict=False)
+                quantity = ratio.quantity
+                shares = [number(own, quantity) / number(other, quantity) for own, other in pairs]
+                spreads[ratio.name] = Spread.of(shares)
         return spreads
 
 

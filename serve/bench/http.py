@@ -1,12 +1,11 @@
-"""What HTTP adds to a check: the time of a request less what its answer says the engine took.
-
-The server is a process of its own; every conversation is new. Knows nothing of what the verdicts
-mean.
+"""What HTTP adds to a check: the time of a request less what its answer says the engine took. The
+server is a process of its own; every conversation is new. Knows nothing of what the verdicts mean.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -55,10 +54,8 @@ class HttpBench(Benchmark[HttpCell]):
         repeats = self.options.repeats
         if self.options.quick:
             repeats = min(repeats, QUICK_REPEATS)
-        cells: list[HttpCell] = []
-        for tokens in TOKENS:
-            cells += [HttpCell(tokens=tokens, rules=rules, repeats=repeats) for rules in RULES]
-        return cells
+        grid = itertools.product(TOKENS, RULES)
+        return [HttpCell(tokens=tokens, rules=rules, repeats=repeats) for tokens, rules in grid]
 
     @contextlib.contextmanager
     def started(self, cells: Sequence[HttpCell]) -> Iterator[None]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,8 +67,7 @@ class LatencyCell(Cell):
     mode: str
 
     @property
-    def group(self) -> bool:
-        """Conversations longer than the sweeps' need memory that would change the others."""
+    def group(self) -> bool:  # longer ones need memory that would change the others
         return self.tokens > max(LENGTHS)
 
     @property
@@ -83,10 +81,8 @@ class LatencyCell(Cell):
 
 def spread_length(tokens: int, repeat: Repeat, block: int) -> int:
     """The tokens of a repeat's conversation: at most half a block more or less than `tokens`. What
-    is beyond whole blocks is spread evenly over the repeats.
-
-    The base computes that again for every rule, so a single length would favour it or put it at a
-    disadvantage.
+    is beyond whole blocks is spread evenly over the repeats. The base computes that again for every
+    rule, so a single length would favour it or put it at a disadvantage.
     """
     remainder = int((repeat.number + 0.5) / repeat.of * block)
     shortest = tokens - block // 2
@@ -129,21 +125,17 @@ class LatencyBench(Benchmark[LatencyCell]):
         parser.add_argument("--wide", action="store_true", help=text)
 
     def main(self) -> None:
-        """Measure a decoder, or an encoder by its own benchmark.
-
-        Raises GuardError for options that an encoder does not take.
+        """Measure a decoder, or an encoder by its own benchmark. Raises GuardError for options that
+        an encoder does not take.
         """
         if not self.recipe.is_encoder:
             super().main()
             return
         options = vars(self.options) | {"beside": None}
         if options.pop("wide"):
-            raise GuardError(
-                "only decoders are measured with this option",
-                where=f"recipe {self.recipe.name}",
-                got="--wide",
-                remedy="Leave it out; make bench NAME=encoder OPTIONS=--help has its own",
-            )
+            problem, where = "only decoders are measured so", f"recipe {self.recipe.name}"
+            remedy = "Leave it out; make bench NAME=encoder OPTIONS=--help has its own"
+            raise GuardError(problem, where=where, got="--wide", remedy=remedy)
         options["repeats"] = min(options["repeats"], EncoderBench.repeats)
         EncoderBench(argparse.Namespace(**options)).main()
 
@@ -197,7 +189,6 @@ class LatencyBench(Benchmark[LatencyCell]):
         context_tokens: int | None = None,
     ) -> None:
         """Measure on this engine. `names`: the adapters by method, as many as a cell has rules.
-
         `context_tokens`: the length of the longest prompt, where it is not the recipe's.
         """
         self._context_tokens = context_tokens or self.recipe.context_tokens
@@ -212,9 +203,8 @@ class LatencyBench(Benchmark[LatencyCell]):
             self.texts = self.titles
 
     def measure(self, cell: LatencyCell, repeat: Repeat) -> Sample:
-        """Measure all verdicts of one conversation, from an empty cache.
-
-        Raises GuardError for a refusal, or if the cache was not empty.
+        """Measure all verdicts of one conversation, from an empty cache. Raises GuardError for a
+        refusal, or if the cache was not empty.
         """
         length = spread_length(cell.tokens, repeat, self._engine.backend.block_size)
         messages = conversation(self._prompts, length, repeat.seed)
@@ -242,10 +232,7 @@ class LatencyBench(Benchmark[LatencyCell]):
         return sample | {"needed_tokens": needed_tokens}
 
     def _asked(
-        self,
-        rules: Sequence[tuple[str, str | None]],
-        messages: tuple[Message, ...],
-        mode: str,
+        self, rules: Sequence[tuple[str, str | None]], messages: tuple[Message, ...], mode: str
     ) -> Sample:
         """Ask all rules, each a text and its adapter."""
         engine = self._engine
@@ -269,7 +256,6 @@ class LatencyBench(Benchmark[LatencyCell]):
     def notes(self, report: GridReport) -> list[str]:
         swap_ins = max(row.measured["swap_ins"].max for row in report.rows)
         return [
-            *marginal_costs(report),
             "wall: all verdicts of one conversation. a request: the single requests, from",
             "submission. What the conversation has beyond whole blocks of the prefix cache (the",
             "repeats spread it evenly) aLoRA computes once, the base for every rule.",
@@ -287,23 +273,20 @@ class LatencyBench(Benchmark[LatencyCell]):
 
 
 def check_cache_was_empty(scores: Sequence[Score], mode: str) -> None:
-    """Raise GuardError if anything came from an earlier measurement.
-
-    The first request must find an empty cache, and a LoRA shares with nobody.
+    """Raise GuardError if anything came from an earlier measurement. The first request must find an
+    empty cache, and a LoRA shares with nobody.
     """
     cached = sum(score.cached_tokens for score in scores)
     if scores[0].cached_tokens or (cached and not shares_conversation(mode)):
         problem = "the prefix cache leaked between measurements"
         remedy = "Run `make doctor` and the tests of serve/"
-        raise GuardError(
-            problem, where=f"mode {mode}", got=f"{cached} cached tokens", remedy=remedy
-        )
+        where, got = f"mode {mode}", f"{cached} cached tokens"
+        raise GuardError(problem, where=where, got=got, remedy=remedy)
 
 
 def room_for(tokens: int, recipe: Recipe) -> dict[str, Any]:
-    """Engine arguments for prompts of `tokens`.
-
-    Beyond the context that the base was made for, its verdicts mean nothing but take as long.
+    """Engine arguments for prompts of `tokens`. Beyond the context that the base was made for, its
+    verdicts mean nothing but take as long.
     """
     if tokens <= recipe.context_tokens:
         return {}
@@ -314,19 +297,3 @@ def room_for(tokens: int, recipe: Recipe) -> dict[str, Any]:
     if tokens > config.max_position_embeddings:
         arguments["hf_overrides"] = {"max_position_embeddings": tokens}
     return arguments
-
-
-def marginal_costs(report: GridReport) -> list[str]:
-    """By how much a further rule increases aLoRA's median wall time, at each length."""
-    sentences: list[str] = []
-    rows = sorted(report.find(mode="alora"), key=lambda row: row.number("rules"))
-    for tokens in sorted({row.number("tokens") for row in rows}):
-        same_length = [row for row in rows if row.number("tokens") == tokens]
-        for few, many in itertools.pairwise(same_length):
-            growth_ms = many.median("wall_ms") - few.median("wall_ms")
-            first, last = few.number("rules"), many.number("rules")
-            sentences.append(
-                f"On {tokens:,.0f} tokens a rule more costs {growth_ms / (last - first):.2f} ms "
-                f"from {first:.0f} to {last:.0f} rules."
-            )
-    return sentences

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,11 +83,8 @@ class LoadBench(Benchmark[LoadCell]):
         rates, repeats = RATES, self.options.repeats
         if self.options.quick:
             rates, repeats = QUICK_RATES, 1
-        cells: list[LoadCell] = []
-        for rate in rates:
-            for method in self.recipe.adapter_methods:
-                cells.append(LoadCell(rate=rate, method=method, repeats=repeats))
-        return cells
+        grid = itertools.product(rates, self.recipe.adapter_methods)
+        return [LoadCell(rate=rate, method=method, repeats=repeats) for rate, method in grid]
 
     def skipped(self, cell: LoadCell, samples: Mapping[LoadCell, Sequence[Sample]]) -> str:
         for lower, of_lower in samples.items():
@@ -135,10 +133,8 @@ class LoadBench(Benchmark[LoadCell]):
         }
 
     def _requests(self, method: str, arrival: Arrival) -> list[ScoreRequest]:
-        return [
-            ScoreRequest(arrival.messages, self._texts[rule], f"{method}-{rule}")
-            for rule in arrival.rules
-        ]
+        texts, messages = self._texts, arrival.messages
+        return [ScoreRequest(messages, texts[rule], f"{method}-{rule}") for rule in arrival.rules]
 
     def _needed(self, arrival: Arrival) -> int:
         """The needed tokens: the conversation's once, and those of every suffix."""

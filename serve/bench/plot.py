@@ -27,10 +27,9 @@ LEGEND_INCHES = 2.2  # the width of an entry
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel: `y` against `x`, a line for each value of `line` in the rows.
-
-    `y`: quantities; with several, each value of `line` has a line for each. `note`: a ratio that
-    stands at each point where it is clearly above 1.
+    """One panel: `y` against `x`, a line for each value of `line` in the rows. `y`: quantities;
+    with several, each value of `line` has a line for each. `note`: a ratio that stands at each
+    point where it is clearly above 1.
     """
 
     rows: Sequence[MeasuredRow]

@@ -17,7 +17,6 @@ import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from html import escape
-from itertools import pairwise
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -40,7 +39,6 @@ WARM_UP_SEED, WARM_UP_TOKENS = 2, 100
 REFRESH_S = 0.1  # at least so long between two drawings: drawing takes time from the race
 LONGEST_S = 15.0  # the longest animation; a longer race is shown faster
 HOLD_S = 4.0  # how long the end stays before the race begins again
-FRAME_S = 0.1  # between two states of the clocks
 COLUMNS = 20
 CELL, GAP = 16, 4
 LANE_WIDTH = COLUMNS * (CELL + GAP) - GAP
@@ -129,11 +127,12 @@ class RacePicture:
         footer = textwrap.wrap(f"{report.caption}. {self._time_scale()}", FOOTER_COLUMNS)
         height = grid_bottom + 72 + FOOTER_LINE * len(footer)
         title = f"{report.rules} rules on one conversation: {report.result}"
+        asked = f"One conversation of {report.conversation_tokens:,} tokens, {report.rules} rules"
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
             f"<title>{escape(title)}</title>",
             f"<style>{STYLE}</style>",
-            _text(MARGIN, 34, self._heading(), "font-size:18px"),
+            _text(MARGIN, 34, f"{asked}: a cell for each verdict", "font-size:18px"),
         ]
         for number, lane in enumerate(report.lanes):
             x = MARGIN + number * (LANE_WIDTH + BETWEEN)
@@ -144,60 +143,39 @@ class RacePicture:
             parts.append(f'<text class="small" x="{MARGIN}" y="{y}">{escape(line)}</text>')
         return "\n".join([*parts, "</svg>\n"])
 
-    def key_time(self, race_s: float) -> str:
-        """A moment of the race as a share of the animation's cycle."""
-        return f"{race_s / self.speed / self.cycle_s:.5f}"
-
-    def _heading(self) -> str:
-        tokens = f"{self._report.conversation_tokens:,} tokens"
-        return f"One conversation of {tokens}, {self._report.rules} rules: a cell for each verdict"
-
     def _time_scale(self) -> str:
         if self.speed == 1.0:
             return "Shown in real time."
         return f"Shown {self.speed:.1f} times as fast as measured."
 
     def _lane(self, lane: Lane, x: int, colour: str) -> list[str]:
-        """Label, clock, empty cells, and the cells of each moment at which verdicts came."""
+        """Label, time, empty cells, and the cells of each moment at which verdicts came."""
         style = f"font-size:22px;font-weight:600;fill:{colour}"
         empty = _cells(range(len(lane.verdict_s)), x)
         parts = [_text(x, TOP - 22, lane.label, style), f'<path class="empty" d="{empty}"/>']
         for moment in sorted(set(lane.verdict_s)):
             cells = [rule for rule, verdict_s in enumerate(lane.verdict_s) if verdict_s == moment]
-            animation = self._animation("opacity", ("0", "1"), (0.0, moment))
+            animation = self._animation(moment)
             parts.append(f'<path fill="{colour}" d="{_cells(cells, x)}">{animation}</path>')
-        return parts + self._clock(lane, x + LANE_WIDTH)
-
-    def _clock(self, lane: Lane, x: int) -> list[str]:
-        """A text for each tenth of a second, one visible at a time, and the final time."""
-        ticks = math.ceil(lane.finish_s / self.speed / FRAME_S)
-        moments = [tick * FRAME_S * self.speed for tick in range(ticks)]
-        parts = []
-        for start, end in pairwise([*moments, lane.finish_s]):
-            values, times = ["hidden", "visible", "hidden"], [0.0, start, end]
-            if start == 0:
-                values, times = values[1:], times[1:]
-            animation = self._animation("visibility", values, times)
-            parts.append(_clock_text(x, f"{start:.1f} s", "hidden", animation))
-        animation = self._animation("visibility", ("hidden", "visible"), (0.0, lane.finish_s))
-        return [*parts, _clock_text(x, duration(lane.finish_s), "visible", animation)]
+        clock = f"{duration(lane.finish_s)}{self._animation(lane.finish_s)}"
+        place = f'class="clock" x="{x + LANE_WIDTH}" y="{TOP - 22}" text-anchor="end"'
+        return [*parts, f"<text {place}>{clock}</text>"]
 
     def _result(self, y: int) -> str:
         """The ratio, from the end of the race on."""
         slowest_s = max(lane.finish_s for lane in self._report.lanes)
         fastest = min(self._report.lanes, key=lambda lane: lane.finish_s)
-        animation = self._animation("opacity", ("0", "1"), (0.0, slowest_s))
+        animation = self._animation(slowest_s)
         text = f"{fastest.label} is {self._report.speedup} as fast"
         style = "font-size:22px;font-weight:600"
         return f'<text x="{MARGIN}" y="{y}" style="{style}">{escape(text)}{animation}</text>'
 
-    def _animation(self, attribute: str, values: Sequence[str], race_s: Sequence[float]) -> str:
-        """Jump to each of the values at its moment of the race, in every cycle."""
-        times = ";".join(["0", *map(self.key_time, race_s[1:])])
+    def _animation(self, race_s: float) -> str:
+        """Appear at this moment of the race, in every cycle."""
+        share = race_s / self.speed / self.cycle_s
         return (
-            f'<animate attributeName="{attribute}" values="{";".join(values)}" '
-            f'keyTimes="{times}" calcMode="discrete" dur="{self.cycle_s:.3f}s" '
-            f'repeatCount="indefinite"/>'
+            f'<animate attributeName="opacity" values="0;1" keyTimes="0;{share:.5f}" '
+            f'calcMode="discrete" dur="{self.cycle_s:.3f}s" repeatCount="indefinite"/>'
         )
 
 
@@ -213,13 +191,6 @@ def _cells(numbers: Sequence[int], x: int) -> str:
 
 def _text(x: int, y: int, text: str, style: str) -> str:
     return f'<text x="{x}" y="{y}" style="{style}">{escape(text)}</text>'
-
-
-def _clock_text(x: int, text: str, visibility: str, animation: str) -> str:
-    return (
-        f'<text class="clock" x="{x}" y="{TOP - 22}" text-anchor="end" '
-        f'visibility="{visibility}">{text}{animation}</text>'
-    )
 
 
 class RaceBench(BenchCommand):
@@ -273,9 +244,8 @@ class RaceBench(BenchCommand):
         )
 
     def _run(self, method: str, tokens: int, rules: int, progress: Progress) -> Lane:
-        """Put a conversation to all rules, from an empty cache.
-
-        Raises GuardError if a request is refused.
+        """Put a conversation to all rules, from an empty cache. Raises GuardError if a request is
+        refused.
         """
         requests = self._requests(method, tokens, SEED, rules)
         task = progress.add_task(METHODS[method].label, total=rules)

@@ -1,6 +1,5 @@
-"""What every benchmark's report has: where its numbers come from, its rows, and its table.
-
-Knows nothing of what was measured.
+"""What every benchmark's report has: where its numbers come from, its rows, and its table. Knows
+nothing of what was measured.
 """
 
 from __future__ import annotations
@@ -45,13 +44,12 @@ class Spread(Strict):
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
         """The spread of at least one value."""
-        p95, p99 = None, None
+        spread = {"median": statistics.median(values), "min": min(values), "max": max(values)}
         if len(values) >= FEWEST_FOR_P95:
-            p95 = percentile(values, 95)
+            spread["p95"] = percentile(values, 95)
         if len(values) >= FEWEST_FOR_P99:
-            p99 = percentile(values, 99)
-        median = float(statistics.median(values))
-        return cls(median=median, min=float(min(values)), max=float(max(values)), p95=p95, p99=p99)
+            spread["p99"] = percentile(values, 99)
+        return cls(**{name: float(value) for name, value in spread.items()})
 
     def text(self, digits: int = 0, unit: str = "") -> str:
         """The spread as text: `157 (150 to 162)`, or with a unit `1.06x (1.00 to 1.21)`."""
@@ -95,10 +93,8 @@ class BenchReport(Strict):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read the file.
-
-        Raises GuardError if it is not one of this version, OSError or ValueError if it is no JSON
-        file.
+        """Read the file. Raises GuardError if it is not one of this version, OSError or ValueError
+        if it is no JSON file.
         """
         return validate(json.loads(path.read_text(encoding="utf-8")), cls, where=path)
 
@@ -115,9 +111,7 @@ class BenchReport(Strict):
 
 
 class GridReport(BenchReport):
-    """The report of a grid of cells.
-
-    `inputs`: a fingerprint of all that the numbers depend on.
+    """The report of a grid of cells. `inputs`: a fingerprint of all that the numbers depend on.
     `facts`: what a benchmark states of itself. `is_resumed`: the rows are of several runs, because
     one was interrupted. `ended_by`: the error that ended it early.
     """
@@ -220,18 +214,16 @@ def started_from() -> Provenance:
 
 
 def origin(recipe: Recipe, *other_peaks_mib: float) -> dict[str, Any]:
-    """The fields that every report has. `other_peaks_mib`: the peak memory of other processes.
-
-    Call it last, because the peak memory of this process is that so far.
+    """The fields that every report has. `other_peaks_mib`: the peak memory of other processes. Call
+    it last, because the peak memory of this process is that so far.
     """
     peak_mib = max([peak_memory_mib(), *other_peaks_mib])
     return {**started_from(), "model": recipe.name, "peak_memory_mib": peak_mib}
 
 
 def peak_of_processes_mib() -> float:
-    """The largest peak memory among the running processes that this one has started.
-
-    Ask before a server ends.
+    """The largest peak memory among the running processes that this one has started. Ask before a
+    server ends.
     """
     peak_mib = 0.0
     for process in psutil.Process().children(recursive=True):

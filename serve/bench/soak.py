@@ -77,9 +77,8 @@ class SoakBench(Benchmark[WindowCell]):
         super().__init__(options)
         self._minutes, self._window_s, self._warm_up = options.minutes, WINDOW_S, WARM_UP
         if options.quick:
+            self._window_s, self._warm_up = QUICK_WINDOW_S, QUICK_WARM_UP
             self._minutes = min(self._minutes, QUICK_MINUTES)
-            self._warm_up = QUICK_WARM_UP
-            self._window_s = QUICK_WINDOW_S
 
     def cells(self) -> list[WindowCell]:
         """A window a minute. Raises GuardError for too few to measure growth."""

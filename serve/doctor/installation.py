@@ -1,5 +1,4 @@
 """What is installed: the interpreter, the pinned packages, the large libraries, and the plugin.
-
 Knows nothing of how the plugin works; its own check says whether it is in order.
 """
 

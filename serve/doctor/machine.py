@@ -1,5 +1,4 @@
 """What this machine has: its hardware, its drivers, its memory, and what it loads before Python.
-
 Knows nothing of what is installed beside torch.
 """
 
@@ -72,9 +71,8 @@ def _cpu_build(has_gpu: bool) -> Iterator[Finding]:
 
 
 def preload() -> Iterator[Finding]:
-    """What the environment loads before Python.
-
-    Never a problem: vLLM runs without, and a gain has to be measured.
+    """What the environment loads before Python. Never a problem: vLLM runs without, and a gain has
+    to be measured.
     """
     libraries = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
     for name, part in PRELOADS.items():
@@ -101,7 +99,6 @@ def memory(model: str) -> Iterator[Finding]:
 
 def _missing_memory(recipe: Recipe) -> str:
     """What this machine lacks of the memory that the recipe states; empty where it lacks nothing.
-
     Known before the base is downloaded. What the recipe does not state counts as nothing.
     """
     memory = recipe.serving_memory

@@ -1,6 +1,5 @@
-"""What can be served: recipes, rules, and the weights that were trained for them.
-
-Knows nothing of what the weights answer; their own checks say whether they are in order.
+"""What can be served: recipes, rules, and the weights that were trained for them. Knows nothing of
+what the weights answer; their own checks say whether they are in order.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""One conversation and N rules in, N verdicts out. Knows nothing of HTTP.
-
-Importing this package imports neither torch nor vLLM: an engine does so when it starts.
+"""One conversation and N rules in, N verdicts out. Knows nothing of HTTP. Importing this package
+imports neither torch nor vLLM: an engine does so when it starts.
 """
 
 from serve.engine.call import Call, OpenCheck

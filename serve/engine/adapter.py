@@ -64,12 +64,8 @@ class Requirements:
         """Raise GuardError if the base on the disk is not the one that was there before."""
         revision = recipe.base_revision
         if revision != self.base_revision:
-            raise GuardError(
-                "the base was replaced while it was loaded",
-                where=recipe.base_path,
-                got=revision[:12],
-                remedy="Start again",
-            )
+            problem, where = "the base was replaced while it was loaded", recipe.base_path
+            raise GuardError(problem, where=where, got=revision[:12], remedy="Start again")
 
     def admit(self, name: str, folder: Path) -> ServableAdapter | ServableHead:
         """The adapter or head in `folder`. Raises GuardError naming the check it fails."""
@@ -133,12 +129,10 @@ def _check_honoured(config: dict[str, Any], path: Path) -> None:
 
     name = unserved(config)
     if name is not None:
-        raise GuardError(
-            f"PEFT acts on the adapter's {name}, and the engine does not",
-            where=path,
-            got=f"{name}: {config[name]!r}"[:MAX_SHOWN],
-            remedy="Take it out of the recipe's lora section and train again",
-        )
+        problem = f"PEFT acts on the adapter's {name}, and the engine does not"
+        remedy = "Take it out of the recipe's lora section and train again"
+        got = f"{name}: {config[name]!r}"[:MAX_SHOWN]
+        raise GuardError(problem, where=path, got=got, remedy=remedy)
 
 
 def check_code(card: Card, prompts: PromptBuilder, folder: Path, remedy: str) -> None:

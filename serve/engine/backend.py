@@ -1,8 +1,7 @@
-"""What computes, as the guard engine needs it: a protocol, and the values that cross it.
-
-Knows nothing of rules, conversations or cards. A backend runs one base model: vLLM with a causal
-language model (`decoder.py`), an encoder (`encoder.py`) or a GLiNER2 (`gliner2.py`). One for
-another kind of model has a row in `start.STARTS`.
+"""What computes, as the guard engine needs it: a protocol, and the values that cross it. Knows
+nothing of rules, conversations or cards. A backend runs one base model: vLLM with a causal language
+model (`decoder.py`), an encoder (`encoder.py`) or a GLiNER2 (`gliner2.py`). One for another kind of
+model has a row in `start.STARTS`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Why there is no verdict, in one word that machines read: a closed list.
-
-The sentence beside a code is for people and may change; a code may not. Knows nothing of engines.
+"""Why there is no verdict, in one word that machines read: a closed list. The sentence beside a
+code is for people and may change; a code may not. Knows nothing of engines.
 """
 
 from __future__ import annotations

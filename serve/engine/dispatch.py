@@ -32,10 +32,8 @@ class Dispatcher:
 
     def check_usable(self) -> None:
         if not self.is_usable:
-            raise GuardError(
-                "the engine failed and could not be cleared, so its answers could be wrong",
-                remedy="Start it again",
-            )
+            problem = "the engine failed and could not be cleared, so its answers could be wrong"
+            raise GuardError(problem, remedy="Start it again")
 
     def needs(self, adapter: Loaded) -> bool:
         return any(in_flight.request.adapter == adapter for in_flight in self.in_flight.values())

@@ -1,9 +1,8 @@
 """The guard engine: one conversation and N rules in, N verdicts out. Knows nothing of HTTP; what
-computes is a `Backend`.
-
-A conversation is tokenised once and prefilled once with base weights; every adapter adds its own
-short suffix, and all suffixes run in one batch. Heads that read the same suffix are one request.
-What cannot be judged is a `Refusal` for that request and for no other, and never an "allow".
+computes is a `Backend`. A conversation is tokenised once and prefilled once with base weights;
+every adapter adds its own short suffix, and all suffixes run in one batch. Heads that read the same
+suffix are one request. What cannot be judged is a `Refusal` for that request and for no other, and
+never an "allow".
 """
 
 from __future__ import annotations
@@ -62,16 +61,13 @@ TEST_CONVERSATION = (Message("user", "Hello"), Message("assistant", "Hello, how 
 
 
 class GuardEngine:
-    """One base model and the adapters and heads on it. For one thread.
-
-    `model` is the recipe's name, `base` the base and its revision as the cards name them,
-    `requirements` what is demanded of folders, `backend` what computes.
-
-    `folders` maps names to adapter and head folders. `merged` is the card of a rule that the base
-    itself answers. `engine_overrides` are vLLM EngineArgs and win over the recipe's;
-    `start_backend` starts what computes, by default that of the recipe's kind. Raises GuardError if
-    a folder is not servable or is of the merged rule (found before the backend starts), or if the
-    backend cannot start or load it.
+    """One base model and the adapters and heads on it. For one thread. `model` is the recipe's
+    name, `base` the base and its revision as the cards name them, `requirements` what is demanded
+    of folders, `backend` what computes. `folders` maps names to adapter and head folders. `merged`
+    is the card of a rule that the base itself answers. `engine_overrides` are vLLM EngineArgs and
+    win over the recipe's; `start_backend` starts what computes, by default that of the recipe's
+    kind. Raises GuardError if a folder is not servable or is of the merged rule (found before the
+    backend starts), or if the backend cannot start or load it.
     """
 
     def __init__(

@@ -1,5 +1,4 @@
 """The engines of a process, a list with one for each base, and a check that asks several of them.
-
 Whoever loops over batches owns them: the server's thread, or a scan. Engines that are dead are
 started again, with the same bases and rules. Knows nothing of threads or HTTP, nor of what
 computes.

@@ -108,11 +108,9 @@ class ServedRules:
         states that a head reads, or has states of another size.
         """
         if reads_exact_states(servable) and not self._takes_heads:
-            raise GuardError(
-                "the engine computes in another dtype than the head was fitted in",
-                got=servable.name,
-                remedy="Start the engine with the head among its rules",
-            )
+            problem = "the engine computes in another dtype than the head was fitted in"
+            remedy = "Start the engine with the head among its rules"
+            raise GuardError(problem, got=servable.name, remedy=remedy)
         if isinstance(servable, ServableHead):
             check_size(servable, self._backend.state_size)
         else:
@@ -145,12 +143,10 @@ class ServedRules:
         prepared = self._backend.adapted_layers
         missing = adapter.modules - prepared
         if prepared and missing:
-            raise GuardError(
-                "the engine was started without adapters of these layers",
-                where=adapter.folder,
-                got=", ".join(sorted(missing)),
-                remedy="Start it with this one, or give lora_target_modules",
-            )
+            problem = "the engine was started without adapters of these layers"
+            remedy = "Start it with this one, or give lora_target_modules"
+            got = ", ".join(sorted(missing))
+            raise GuardError(problem, where=adapter.folder, got=got, remedy=remedy)
 
     def _load(self, adapter: ServableAdapter) -> Loaded:
         # The name is part of the key of cached KV blocks; with the version in it, another one never

@@ -50,10 +50,9 @@ def random_adapters(
     with tempfile.TemporaryDirectory() as scratch:
         adapters: dict[str, Path] = {}
         for method in methods:
-            names = [f"{method}-{number}" for number in range(count)]
-            folders = [Path(scratch) / name for name in names]
+            folders = [Path(scratch) / f"{method}-{number}" for number in range(count)]
             save_random_adapters(folders, recipe, method)
-            adapters |= dict(zip(names, folders, strict=True))
+            adapters |= {folder.name: folder for folder in folders}
         yield adapters
 
 
@@ -73,9 +72,8 @@ def adapter_mib(folder: Path) -> float:
 
 def save_random_adapters(folders: Iterable[Path], recipe: Recipe, method: str) -> None:
     """Write adapter folders as training would, with the recipe's rank and targets, and heads where
-    it has them. The weights are noise that no two adapters share.
-
-    Raises GuardError for an encoder, whose adapters also have heads.
+    it has them. The weights are noise that no two adapters share. Raises GuardError for an encoder,
+    whose adapters also have heads.
     """
     import torch
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict

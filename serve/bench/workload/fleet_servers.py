@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from guard.conversation.example import Message
 from guard.recipe import Recipe
 from serve.bench.engines import memory_beside, scores_of_calls
-from serve.bench.workload.traffic import FleetCounts, Submitted
+from serve.bench.workload.traffic import FleetCounts
 from serve.engine import Call, GuardEngine, ScoreRequest
+
+if TYPE_CHECKING:
+    from serve.bench.workload.peft_baseline import PeftBaseline
 
 SLOTS = 32
 CAPACITY = 25  # the PEFT baseline's adapters in memory: as many as in Pioneer's comparison
@@ -24,28 +27,8 @@ ENGINE: dict[str, Any] = {
 }
 
 
-class FleetServer(Protocol):
-    """Answers single requests."""
-
-    @property
-    def counts(self) -> FleetCounts: ...
-
-    def begin(self) -> None:
-        """Forget all conversations: another server on the same engine may have had them."""
-
-    def submit(self, messages: tuple[Message, ...], rule_text: str, adapter: str) -> Submitted: ...
-
-    def step(self) -> None: ...
-
-    def computed_tokens(self) -> int:
-        """Tokens computed since `begin`. Raises GuardError if a request was refused."""
-
-
 class EngineServer:
-    """The guard engine as a server of single requests.
-
-    With `bare` it answers without adapters.
-    """
+    """The guard engine as a server of single requests. With `bare` it answers without adapters."""
 
     def __init__(self, engine: GuardEngine, *, bare: bool = False) -> None:
         self.engine, self._bare = engine, bare
@@ -58,6 +41,7 @@ class EngineServer:
         return FleetCounts(counters.forward_passes, counters.adapter_loads, counters.swap_ins)
 
     def begin(self) -> None:
+        """Forget all conversations: another server on the same engine may have had them."""
         self.engine.forget()
         self._calls = []
 
@@ -70,7 +54,11 @@ class EngineServer:
         return call
 
     def computed_tokens(self) -> int:
+        """Since `begin`. Raises GuardError if a request was refused."""
         return sum(score.computed_tokens for score in scores_of_calls(self._calls, where="fleet"))
+
+
+FleetServer: TypeAlias = "EngineServer | PeftBaseline"
 
 
 @contextlib.contextmanager

@@ -1,5 +1,4 @@
 """The PEFT baseline of the fleet benchmarks: plain PEFT on the same base, with an LRU of adapters.
-
 It is what a team would write without an engine: one process with `capacity` places. PEFT's hot swap
 reads an adapter into the least recently used place, and PEFT's `adapter_names` puts requests for
 several adapters into one batch. oneDNN computes the base's layers, as in vLLM: on some processors
@@ -41,10 +40,8 @@ class PeftRequest:
 
 
 class PeftBaseline:
-    """Answers requests batch by batch, the oldest first. For one thread.
-
-    `folders`: adapter -> folder. `capacity`: adapters in memory. `batch`: the most requests of a
-    batch.
+    """Answers requests batch by batch, the oldest first. For one thread. `folders`: adapter ->
+    folder. `capacity`: adapters in memory. `batch`: the most requests of a batch.
     """
 
     def __init__(

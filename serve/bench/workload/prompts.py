@@ -1,6 +1,5 @@
-"""The prompts of benchmarks: conversations of a given length, and many wordings of a rule.
-
-Knows nothing of engines.
+"""The prompts of benchmarks: conversations of a given length, and many wordings of a rule. Knows
+nothing of engines.
 """
 
 from __future__ import annotations
@@ -36,9 +35,7 @@ TOLERANCE_TOKENS = 5  # of a conversation's length
 @functools.lru_cache(maxsize=2048)  # compared cells ask the same ones
 def conversation(prompts: PromptBuilder, prompt_tokens: int, seed: int) -> tuple[Message, ...]:
     """A conversation of random words whose prompt has `prompt_tokens` tokens before the rule turn,
-    give or take five.
-
-    Raises GuardError if that is too short for any conversation.
+    give or take five. Raises GuardError if that is too short for any conversation.
     """
     chosen = random.Random(seed).choices(WORDS, k=2 * prompt_tokens)
     words, smallest_error, nearest = prompt_tokens, prompt_tokens, _turns(chosen[:1])
@@ -65,12 +62,10 @@ def random_rule_text(recipe: Recipe) -> str:
 
 
 def wordings(texts: Sequence[str], count: int) -> list[str]:
-    """`count` different rule texts of the same lengths as `texts`: these, then their words in
-    other orders.
-
-    So no two rules share the blocks behind the conversation, as distinct rules would not. Texts
-    that are all empty stay as they are. Raises GuardError if they have too few words for so many
-    orders.
+    """`count` different rule texts of the same lengths as `texts`: these, then their words in other
+    orders. So no two rules share the blocks behind the conversation, as distinct rules would not.
+    Texts that are all empty stay as they are. Raises GuardError if they have too few words for so
+    many orders.
     """
     if not any(texts):
         return [""] * count

@@ -59,9 +59,8 @@ class RunningServer(NamedTuple):
     process: subprocess.Popen[str]
 
     def memory_mib(self) -> float:
-        """The resident memory of the server and the processes that it started.
-
-        Raises GuardError if the server has ended.
+        """The resident memory of the server and the processes that it started. Raises GuardError if
+        the server has ended.
         """
         if self.process.poll() is not None:
             status = f"status {self.process.returncode}"
@@ -74,25 +73,18 @@ class RunningServer(NamedTuple):
         return total / 2**20
 
 
-def server_environment() -> dict[str, str]:
-    """The environment of a server as `make up` starts it: its threads leave the cores to others."""
+@contextlib.contextmanager
+def server_process(recipe: Recipe, runs: Runs) -> Iterator[RunningServer]:
+    """Run `python -m serve.up` on a free port, as `make up` does: its threads leave the cores to
+    others. Raises GuardError if it does not start.
+    """
+    command = [sys.executable, "-m", "serve.up", "--model", recipe.name, "--port", "0"]
+    command += ["--runs", str(runs.root)]
     environment = dict(os.environ)
     if not environment.get("OMP_WAIT_POLICY"):
         environment.setdefault("GOMP_SPINCOUNT", SPINS)
-    return environment
-
-
-@contextlib.contextmanager
-def server_process(recipe: Recipe, runs: Runs, *options: str) -> Iterator[RunningServer]:
-    """Run `python -m serve.up` on a free port. Raises GuardError if it does not start."""
-    command = [sys.executable, "-m", "serve.up", "--model", recipe.name, "--runs", str(runs.root)]
-    process = subprocess.Popen(
-        [*command, "--port", "0", *options],
-        cwd=ROOT,
-        env=server_environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=pipe, text=True)
     try:
         assert process.stdout is not None
         for line in process.stdout:
@@ -107,10 +99,8 @@ def server_process(recipe: Recipe, runs: Runs, *options: str) -> Iterator[Runnin
 
 @dataclass(frozen=True)
 class SentCheck:
-    """What became of a check.
-
-    `latency_s`: the time from when it was due to the whole answer. `waited_s`: the time from when
-    it was sent, which is later if the client is busy.
+    """What became of a check. `latency_s`: the time from when it was due to the whole answer.
+    `waited_s`: the time from when it was sent, which is later if the client is busy.
     """
 
     status: int  # 0: no answer at all
@@ -152,7 +142,6 @@ def send(
     at_once: int | None = None,
 ) -> HttpRun:
     """Send each body when it is due, in seconds from the start, with `deadline_s` to answer it.
-
     With `at_once` no more than so many checks are under way: the next one is sent when one of them
     is answered.
     """
@@ -202,10 +191,9 @@ class OpenLoopTraffic:
         self._address = address
 
     def saturation(self) -> float:
-        """The checks a second that are answered while AT_ONCE of them are under way.
-
-        The first and the last quarter of the answers do not count: at first the server is slower
-        and batches are not yet full, at the end they are no longer full.
+        """The checks a second that are answered while AT_ONCE of them are under way. The first and
+        the last quarter of the answers do not count: at first the server is slower and batches are
+        not yet full, at the end they are no longer full.
         """
         bodies, _ = self._drawn(1.0, SATURATING_CHECKS, seed=1)
         at_once = [0.0] * len(bodies)
@@ -233,7 +221,6 @@ class OpenLoopTraffic:
 
 def steady_rate(answered_s: Sequence[float]) -> float:
     """The answers a second between the first quarter and the last, from each one's time in seconds.
-
     Raises GuardError if there are too few.
     """
     in_order, quarter = sorted(answered_s), len(answered_s) // 4

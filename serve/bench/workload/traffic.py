@@ -1,10 +1,8 @@
 """The load that benchmarks put on a server, and the clock beside it. Knows nothing of engines.
-
-Conversations of real lengths, each with some of the rules, arrive by a Poisson process.
-
-A closed loop has a fixed number of workers, each of which submits again when it is answered: it
-measures throughput. An open loop submits at given times, whether or not there were answers: it
-measures latencies, which a closed loop flatters.
+Conversations of real lengths, each with some of the rules, arrive by a Poisson process. A closed
+loop has a fixed number of workers, each of which submits again when it is answered: it measures
+throughput. An open loop submits at given times, whether or not there were answers: it measures
+latencies, which a closed loop flatters.
 """
 
 from __future__ import annotations
@@ -47,9 +45,8 @@ class FleetCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class Timed:
-    """The times of a run of traffic.
-
-    `latencies_s`: one for each request in the order submitted, from when it was due to its answer.
+    """The times of a run of traffic. `latencies_s`: one for each request in the order submitted,
+    from when it was due to its answer.
     """
 
     wall_s: float
@@ -86,9 +83,8 @@ class Arrival:
 def arrivals(
     prompts: PromptBuilder, rate: float, checks: int, seed: int, rules: tuple[int, int] = RULES
 ) -> list[Arrival]:
-    """Draw conversations of real lengths that arrive by a Poisson process of `rate` a second.
-
-    No two seeds have a conversation in common. `rules`: the least and the most rules of a
+    """Draw conversations of real lengths that arrive by a Poisson process of `rate` a second. No
+    two seeds have a conversation in common. `rules`: the least and the most rules of a
     conversation; there are as many rules as the most.
     """
     least, most = rules

@@ -1,6 +1,5 @@
-"""vLLM's EngineArgs for a recipe and the adapters it serves, and how memory is shared in them.
-
-From the weakest to the strongest: `DEFAULTS`, what a guard engine is; the base, its dtype and the
+"""vLLM's EngineArgs for a recipe and the adapters it serves, and how memory is shared in them. From
+the weakest to the strongest: `DEFAULTS`, what a guard engine is; the base, its dtype and the
 recipe's context; the recipe's `engine` section; the caller's overrides. Some arguments follow from
 these and from the adapters, each where it is computed. What would fail or be wrong is refused
 before anything starts. Imports no vLLM.
@@ -8,19 +7,17 @@ before anything starts. Imports no vLLM.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from guard.base_files import ENCODER_CONFIG
 from guard.errors import GuardError
 from guard.machine.device import installed_device, missing_for_compiling
 from guard.recipe import DEFAULT_MAX_RANK, Recipe, ServingMemory
 from serve.engine.adapter import ServableAdapter
-
-if TYPE_CHECKING:
-    import torch
 
 GIB = 2**30
 NO_CACHE_BYTES = 2**20  # for an encoder: without a figure vLLM asks for most of the memory
@@ -107,12 +104,9 @@ def gliner2_args(recipe: Recipe, overrides: Mapping[str, Any]) -> dict[str, Any]
     try:
         path = cached_file(recipe.base_path, ENCODER_CONFIG, revision=recipe.commit)
     except OSError as error:
-        raise GuardError(
-            f"the base is no GLiNER2: {error}",
-            where=f"recipe {recipe.name}: base",
-            got=recipe.base,
-            remedy="Name a checkpoint of gliner2's span architecture",
-        ) from error
+        problem, where = f"the base is no GLiNER2: {error}", f"recipe {recipe.name}: base"
+        remedy = "Name a checkpoint of gliner2's span architecture"
+        raise GuardError(problem, where=where, got=recipe.base, remedy=remedy) from error
     folder = str(Path(str(path)).parent)
     recipe.check_model_type(AutoConfig.from_pretrained(folder).model_type)
     return {"hf_config_path": folder} | _window_args(recipe, overrides, GLINER2)
@@ -225,22 +219,27 @@ def sizes_of(recipe: Recipe, max_rank: int, targets: Sequence[str] | None) -> Si
     width = getattr(torch, recipe.serving_dtype).itemsize
     with torch.device("meta"):  # shapes only
         model = AutoModelForCausalLM.from_config(config)
-    layers = _layers(model)
-    adapted = {name for name, _ in layers}
+    tensors: dict[str, list[int]] = {}  # A [rank, in] and B [out, rank], by a layer's last name
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Linear | torch.nn.Embedding):
+            sides = [max_rank * side * width for side in layer.weight.shape]
+            tensors.setdefault(name.rpartition(".")[2], []).extend(sides)
+    if unknown := sorted(set(targets or ()) - set(tensors)):
+        names = ", ".join(sorted(tensors))
+        remedy = f"With serving_memory, name layers as the base's files do: {names}"
+        got = f"lora_target_modules: {', '.join(unknown)}"
+        raise GuardError("no layer of the base has this name", got=got, remedy=remedy)
+    adapted_names = set(tensors)
     if targets is not None:
-        _check_known(targets, adapted)
-        adapted = set(targets)
-    tensors: list[int] = []  # A [rank, in] and B [out, rank] of every adapted layer
-    for name, layer in layers:
-        if name in adapted:
-            tensors += [max_rank * side * width for side in layer.weight.shape]
+        adapted_names = set(targets)
+    adapted = list(itertools.chain(*(tensors[name] for name in adapted_names)))
     head_size = getattr(config, "head_dim", None)
     if head_size is None:
         head_size = config.hidden_size // config.num_attention_heads
     return Sizes(
         token=2 * config.num_hidden_layers * config.num_key_value_heads * head_size * width,
-        adapter=sum(tensors),
-        host_adapter=sum(map(_host_bytes, tensors)),
+        adapter=sum(adapted),
+        host_adapter=sum(map(_host_bytes, adapted)),
         weights=sum(weight.numel() for weight in model.parameters()) * width,
     )
 
@@ -250,28 +249,6 @@ def _host_bytes(size: int) -> int:
     if installed_device() == "cpu":
         return size
     return 1 << (size - 1).bit_length()
-
-
-def _layers(model: torch.nn.Module) -> list[tuple[str, torch.nn.Linear | torch.nn.Embedding]]:
-    """The layers that an adapter may have, by the last part of their names."""
-    import torch
-
-    return [
-        (name.rpartition(".")[2], module)
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear | torch.nn.Embedding)
-    ]
-
-
-def _check_known(targets: Sequence[str], names: set[str]) -> None:
-    unknown = sorted(set(targets) - names)
-    if unknown:
-        layers = ", ".join(sorted(names))
-        raise GuardError(
-            "no layer of the base has this name",
-            got=f"lora_target_modules: {', '.join(unknown)}",
-            remedy=f"With serving_memory, name layers as the base's files do: {layers}",
-        )
 
 
 def shared_out(
@@ -296,19 +273,11 @@ def shared_out(
         device_bytes = round(memory.device_gib * GIB)
         left_bytes = device_bytes - context_bytes
         if left_bytes < (slots or 1) * sizes.adapter:
-            raise _too_little(memory, context_bytes, sizes, slots)
+            needed = (context_bytes + (slots or 1) * sizes.adapter) / GIB
+            room = f"{slots} slots for adapters (max_loras)" if slots else "one adapter"
+            problem = f"the memory does not hold a conversation of the recipe's context and {room}"
+            got, remedy = f"device_gib: {memory.device_gib}", f"Give at least {needed:.2f}"
+            raise GuardError(problem, got=f"serving_memory: {got}", remedy=remedy)
         args["max_loras"] = slots or max(1, min(adapters, left_bytes // 2 // sizes.adapter))
         args["kv_cache_memory_bytes"] = device_bytes - args["max_loras"] * sizes.adapter
     return args
-
-
-def _too_little(
-    memory: ServingMemory, context_bytes: int, sizes: Sizes, slots: int | None
-) -> GuardError:
-    needed = (context_bytes + (slots or 1) * sizes.adapter) / GIB
-    room = "one adapter"
-    if slots:
-        room = f"{slots} slots for adapters (max_loras)"
-    problem = f"the memory does not hold a conversation of the recipe's context and {room}"
-    got = f"serving_memory: device_gib: {memory.device_gib}"
-    return GuardError(problem, got=got, remedy=f"Give at least {needed:.2f}")

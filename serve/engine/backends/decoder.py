@@ -47,7 +47,7 @@ class DecoderBackend(VllmBackend):
         state that vLLM's model runner does not give.
         """
         request_id = str(next(self._ids))
-        self._check_length(request.tokens)
+        self._check_length(request.tokens, self.context_tokens - 1)  # and the verdict
         prompt = SharedPrompt(self._prefix(request.prefix), request.suffix)
         params = self._params_of(request, request_id)
         core, start = self._core, request.virtual_start
@@ -135,23 +135,10 @@ class DecoderBackend(VllmBackend):
         if self._last_queued is None:
             return None
         before, leader = self._last_queued
-        is_alike = (
-            request.prefix is before.prefix
-            and request.cache_salt == before.cache_salt
-            and request.virtual_start == before.virtual_start
-        )
-        if is_alike:
+        is_alike = request.prefix is before.prefix and request.cache_salt == before.cache_salt
+        if is_alike and request.virtual_start == before.virtual_start:
             return leader
         return None
-
-    def _check_length(self, tokens: int) -> None:
-        longest = self.context_tokens - 1  # and the verdict
-        if not 0 < tokens <= longest:
-            raise GuardError(
-                "the prompt is empty or does not fit the context",
-                got=f"{tokens:,} tokens",
-                remedy=f"Ask with at least one and at most {longest:,}",
-            )
 
     def _output(self, output: EngineCoreOutput, state: State | None) -> EngineOutput:
         cached = computed = 0

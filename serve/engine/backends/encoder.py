@@ -1,7 +1,6 @@
-"""vLLM with an encoder: a conversation's windows in, states out.
-
-A request becomes one request to vLLM for each of its windows (`guard/prompt/encoder.py`), all under
-its adapter. Nothing is cached: every adapter reads every window.
+"""vLLM with an encoder: a conversation's windows in, states out. A request becomes one request to
+vLLM for each of its windows (`guard/prompt/encoder.py`), all under its adapter. Nothing is cached:
+every adapter reads every window.
 """
 
 from __future__ import annotations
@@ -113,15 +112,7 @@ class EncoderBackend(VllmBackend):
         if not request.wants_state:
             problem = "an encoder answers a rule with a head alone, and has no verdict of its own"
             raise GuardError(problem, remedy="Ask one of the engine's rules")
-        self._check_length(request)
-
-    def _check_length(self, request: BackendRequest) -> None:
-        if not 0 < request.tokens <= self.context_tokens:
-            raise GuardError(
-                "the conversation is empty or does not fit the context",
-                got=f"{request.tokens:,} tokens",
-                remedy=f"Ask with at least one and at most {self.context_tokens:,}",
-            )
+        self._check_length(request.tokens, self.context_tokens)
 
     def _window_request(self, request: BackendRequest, window_id: str, window: Window) -> Request:
         token_ids = list(window.token_ids)

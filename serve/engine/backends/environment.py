@@ -1,6 +1,5 @@
-"""What vLLM reads of its environment when it is imported. Import this before it.
-
-In its defaults vLLM runs in processes of its own, on one thread each, and logs what it does.
+"""What vLLM reads of its environment when it is imported. Import this before it. In its defaults
+vLLM runs in processes of its own, on one thread each, and logs what it does.
 """
 
 from __future__ import annotations

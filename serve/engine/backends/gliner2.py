@@ -26,7 +26,7 @@ class Gliner2Backend(EncoderBackend):
         if request.wants_state:
             problem = "GLiNER2 gives the logit of a label, and no state that a head could read"
             raise GuardError(problem, remedy="Serve the rule with an adapter")
-        self._check_length(request)
+        self._check_length(request.tokens, self.context_tokens)
 
     def _params(self, window: Window) -> PoolingParams:
         params = super()._params(window)

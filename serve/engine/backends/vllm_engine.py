@@ -160,11 +160,9 @@ class VllmBackend(Backend):
         bare = [target for target, is_patched in patched().items() if not is_patched]
         if bare:
             self.close()
-            raise GuardError(
-                "vLLM runs without the aLoRA plugin",
-                got=f"not patched: {', '.join(bare)}",
-                remedy="Unset VLLM_PLUGINS or add alora to it, and run `make doctor`",
-            )
+            remedy = "Unset VLLM_PLUGINS or add alora to it, and run `make doctor`"
+            got = f"not patched: {', '.join(bare)}"
+            raise GuardError("vLLM runs without the aLoRA plugin", got=got, remedy=remedy)
 
     def _run_step(self) -> list[EngineCoreOutput]:
         """Run one batch; what vLLM says of the requests that it finished."""
@@ -174,6 +172,12 @@ class VllmBackend(Backend):
         self._step_s += time.perf_counter() - started
         self._unreadable |= failed_of(self._core)
         return [output for output in outputs if output.finish_reason is not None]
+
+    def _check_length(self, tokens: int, longest: int) -> None:
+        if not 0 < tokens <= longest:
+            problem = "the prompt is empty or does not fit the context"
+            remedy = f"Ask with at least one token and at most {longest:,}"
+            raise GuardError(problem, got=f"{tokens:,} tokens", remedy=remedy)
 
     def _activated(self, request: BackendRequest, prompt: Sequence[int]) -> LoRARequest | None:
         """The request's adapter, with where it acts. Raises ValueError if that is elsewhere."""
@@ -197,11 +201,9 @@ class VllmBackend(Backend):
         if now < self._checked_at.get(lora.lora_int_id, -LOOK_S) + LOOK_S:
             return
         if read_adapter(lora.lora_path).content != adapter.content:
-            raise AdapterError(
-                "the adapter's files changed since it was loaded",
-                where=adapter.path,
-                remedy="Serve it anew: POST /admin/rules/RULE, or `GuardEngine.serve`",
-            )
+            problem = "the adapter's files changed since it was loaded"
+            remedy = "Serve it anew: POST /admin/rules/RULE, or `GuardEngine.serve`"
+            raise AdapterError(problem, where=adapter.path, remedy=remedy)
         self._checked_at[lora.lora_int_id] = now
 
 

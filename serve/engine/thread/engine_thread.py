@@ -1,13 +1,10 @@
 """The loop that owns the engines, on a thread of its own: deadlines, batches, restarts.
 
-Checks that arrive while a batch runs are queued and join the next one. Every check has its own
-future and its own request ids; what one caller asked cannot be answered to another. A check that is
-too late, or whose caller is gone, is dropped: an answer minutes late guards nothing, and its work
-would delay the others. So one that will hardly be answered before its deadline, by the pace of the
-last answers, is refused as it comes.
-
-An engine that is dead is started again, here: what waits then fails, and what comes meanwhile is
-refused. A batch that hangs cannot be ended from within the process.
+Checks that arrive while a batch runs join the next one; each has its own future and request ids. A
+check that is too late, or whose caller is gone, is dropped: an answer minutes late guards nothing,
+and its work would delay the others. So one that will hardly be answered before its deadline, by the
+pace of the last answers, is refused as it comes. An engine that is dead is started again: what
+waits then fails, and what comes meanwhile is refused.
 """
 
 from __future__ import annotations
@@ -27,13 +24,7 @@ from guard.arguments import names_listed
 from guard.conversation.example import Message
 from guard.errors import GuardError
 from serve.engine.engines import CheckEngine, OpenedCheck, Restartable
-from serve.engine.refusals import (
-    CallerGone,
-    Overloaded,
-    engine_failure,
-    too_late,
-    without_frames,
-)
+from serve.engine.refusals import CallerGone, Overloaded, engine_failure, too_late, without_frames
 from serve.engine.score import Check, EngineCounters
 from serve.engine.thread.pace import Pace
 from serve.engine.thread.watchdog import Watchdog

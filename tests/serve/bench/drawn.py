@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from pytest import MonkeyPatch
 
 SomeReport = TypeVar("SomeReport")
 
@@ -23,7 +23,7 @@ def drawn(draw: Callable[[SomeReport, Path], None], report: SomeReport, path: Pa
         figures.append(figure)
         save(figure, target)
 
-    with pytest.MonkeyPatch.context() as patch:
+    with MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", keep)
         draw(report, path)
     (figure,) = figures

@@ -1,56 +1,35 @@
-"""The benchmarks' command.
-
-It lists them, answers --help at once, names the nearest of an unknown one, and runs a file of
-one's own.
-"""
+"""The benchmarks' command: it lists them, and runs one of them or a file of one's own."""
 
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from pytest import CaptureFixture, MonkeyPatch
 
 from guard.errors import GuardError
 from guard.home import ROOT
 from serve.bench.__main__ import BENCHES, bench_named, listing, main, parsed, parser_of
-from serve.bench.harness import BenchCommand
 from tests.serve.bench.toy_bench import ToyBench
 
 OFFERS = ["model=tiny", "quick", "wide", "force"]
 
 
-def test_the_list_names_every_benchmark_with_what_it_measures() -> None:
+def test_every_benchmark_is_listed_documented_and_in_the_table() -> None:
+    documented = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    lines = {line.split()[0]: line for line in listing().splitlines() if line.strip()}
     for name in BENCHES:
         bench = bench_named(name)
-        line = next(line for line in listing().splitlines() if line.split()[:1] == [name])
-        assert bench.name == name and bench.summary in line and bench.duration in line
-
-
-def test_every_benchmark_is_documented_and_in_the_table() -> None:
-    documented = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
-    for name in BENCHES:
-        assert f"| `{name}` |" in documented
+        assert bench.name == name and f"| `{name}` |" in documented
+        assert bench.summary in lines[name] and bench.duration in lines[name]
     for path in (ROOT / "serve" / "bench").glob("*.py"):
         if "(Benchmark[" in path.read_text(encoding="utf-8"):
             assert f"serve.bench.{path.stem}" in BENCHES.values()
 
 
-@pytest.mark.parametrize("options", [[], ["--help"]])
-def test_without_a_name_the_command_lists(
-    options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["bench", *options])
-    with pytest.raises(SystemExit) as exit_info:
-        main()
-    assert not exit_info.value.code
-    assert capsys.readouterr().out.strip() == listing()
-
-
 def test_an_unknown_name_is_an_error_with_the_nearest_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     with pytest.raises(GuardError, match="Did you mean 'latency'"):
         bench_named("latencey")
@@ -62,51 +41,20 @@ def test_an_unknown_name_is_an_error_with_the_nearest_one(
     assert exit_info.value.code == 2 and "Did you mean 'encoder'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", BENCHES)
-def test_every_benchmark_takes_what_is_offered_and_has_the_common_options(name: str) -> None:
-    bench = bench_named(name)
-    options = parsed(bench, [f"--offer={offer}" for offer in OFFERS])
-    assert (options.runs, options.model, options.quick) == (ROOT / "runs", "tiny", True)
-    assert getattr(options, "rule", "medical_advice") == "medical_advice"
-    assert parsed(bench, []).quick is False
-
-
-def test_what_is_offered_may_be_unknown_and_what_is_asked_for_may_not(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_is_offered_may_be_unknown(capsys: CaptureFixture[str]) -> None:
+    for name in BENCHES:
+        bench = bench_named(name)
+        options = parsed(bench, [f"--offer={offer}" for offer in OFFERS])
+        assert (options.runs, options.model, options.quick) == (ROOT / "runs", "tiny", True)
+        assert parsed(bench, []).quick is False
     words = ["--offer=model=big", "--offer=other=a,b", "--offer=wide", "--repeats", "2"]
     options = parsed(ToyBench, words)
     assert (options.model, options.repeats) == ("big", 2) and not hasattr(options, "rule")
     for word in ("--wide", "--rul=a", "--repeats=0", "--repeats=two"):
         with pytest.raises(SystemExit):
             parsed(ToyBench, [word])
-        said = capsys.readouterr().err
-        assert word.partition("=")[0] in said
+        assert word.partition("=")[0] in capsys.readouterr().err
     assert "(default: 2)" in parser_of(ToyBench).format_help()
-
-
-def test_a_busy_machine_is_told_and_the_commit_read_before_a_benchmark_starts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    events: list[str] = []
-
-    class Silent(BenchCommand):
-        """It only says that it runs."""
-
-        name = "toy"
-
-        @classmethod
-        def add_options(cls, parser: object) -> None: ...
-
-        def main(self) -> None:
-            events.append(self.recipe.name)
-
-    monkeypatch.setattr("serve.bench.__main__.bench_named", lambda _: Silent)
-    monkeypatch.setattr("serve.bench.__main__.warn_if_busy", events.append)
-    monkeypatch.setattr("serve.bench.__main__.started_from", lambda: events.append("commit"))
-    monkeypatch.setattr("sys.argv", ["bench", "toy"])
-    main()
-    assert events == ["the figures will be off", "commit", "tiny"]
 
 
 OWN = """
@@ -141,13 +89,17 @@ class Sleep(Benchmark[SleepCell]):
 
 
 def test_a_file_outside_the_checkout_is_a_benchmark(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     file = tmp_path / "my_bench.py"
     file.write_text(OWN)
     words = ["--offer=rule=a", "--runs", str(tmp_path / "runs"), "--repeats", "1"]
     monkeypatch.setattr("sys.argv", ["bench", str(file), *words])
+    events: list[str] = []
+    monkeypatch.setattr("serve.bench.__main__.warn_if_busy", events.append)
+    monkeypatch.setattr("serve.bench.__main__.started_from", lambda: events.append("commit"))
     main()
+    assert events == ["the figures will be off", "commit"]
     printed = capsys.readouterr().out
     assert "took ms" in printed and "aLoRA" in printed
     assert (tmp_path / "runs" / "sleep_bench.json").is_file()
@@ -169,25 +121,3 @@ def test_a_file_that_is_missing_or_has_not_one_benchmark_is_an_error(tmp_path: P
     (tmp_path / "half.py").write_text(half)
     with pytest.raises(GuardError, match=r"lacks a function \(got cells, measure, started\)"):
         bench_named(str(tmp_path / "half.py"))
-
-
-HELP = """
-import sys
-from serve.bench.__main__ import BENCHES, main
-for name in BENCHES:
-    sys.argv = ["bench", name, "--help"]
-    try:
-        main()
-    except SystemExit as stop:
-        assert stop.code == 0
-heavy = {"torch", "vllm", "transformers", "peft"} & set(sys.modules)
-assert not heavy, heavy
-"""
-
-
-def test_help_is_answered_before_anything_heavy_is_imported() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", HELP], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("--runs") >= len(BENCHES)

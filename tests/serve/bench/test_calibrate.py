@@ -3,38 +3,28 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pytest import MonkeyPatch
 
 from guard.home import ROOT
-from guard.recipe import load_recipe
+from serve.bench import calibrate
 from serve.bench.calibrate import (
     LONGEST,
     MOST_TOKENS,
     RULES_A_CHECK,
-    SWAP_CHECKS,
-    SWAP_WARM_UP,
     CalibrationReport,
     SwapRow,
     draw_bursts,
-    scaffold_tokens,
-    swap_rows,
     table,
-    wake_ms,
     with_swaps,
 )
-from serve.engine import Score, ScoreRequest
-from serve.engine.score import EngineCounters
 from serve.plan.calibration import FittedCost, load_calibration
 from serve.plan.report import build
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.bench.toy_bench import bench_on
-from tests.serve.cards import prompts
 from tests.serve.plan.on_paper import linear, plan
 
 
@@ -50,118 +40,78 @@ def test_bursts_are_of_all_sizes_and_not_too_large() -> None:
         assert max(rules for burst in drawn for _, rules in burst) > 30
 
 
-def test_all_conversations_begin_with_the_same_whole_blocks() -> None:
-    assert load_recipe("tiny").engine["block_size"] == 32
-    held = scaffold_tokens(prompts(), 8)
-    assert held % 8 == 0 and 0 < held < 64
-    assert scaffold_tokens(prompts(), 4096) == 0
-
-
-def test_what_a_pause_costs_is_the_median_difference_and_never_below_nothing() -> None:
-    def cost(*pairs: tuple[float, float]) -> float:
-        times = iter([time for pair in pairs * 5 for time in pair])
-
-        class Meter:
-            most_rules = 5
-
-            def run(self, plan: object, pause_s: float = 0.0) -> Any:
-                return SimpleNamespace(submit_ms=1.0, steps_ms=next(times) - 1.0)
-
-        return wake_ms(Meter())  # type: ignore[arg-type]
-
-    assert cost((30.0, 25.0), (90.0, 25.0), (28.0, 27.0)) == 5.0
-    assert cost((20.0, 25.0), (20.0, 25.0), (20.0, 25.0)) == 0.0
+def cost_of_swaps(load_ms: float, noise_ms: float) -> FittedCost:
+    """Fitted to checks in which a copy takes two milliseconds."""
+    draw, rows = random.Random(0), []
+    for number in range(40):
+        swap_ins, loads = number % 4, number % 3
+        wall_ms = 20.0 + 2.0 * swap_ins + load_ms * loads + draw.gauss(0, noise_ms)
+        rows.append(SwapRow(wall_ms=wall_ms, swap_ins=swap_ins, loads=loads))
+    return with_swaps(rows, linear(tokens=1.0))
 
 
 def test_a_copy_and_a_read_are_told_apart() -> None:
-    rows = []
-    for number in range(30):
-        swap_ins, loads = number % 4, number % 3
-        wall_ms = 20.0 + 2.0 * swap_ins + 5.0 * loads
-        rows.append(SwapRow(wall_ms=wall_ms, swap_ins=swap_ins, loads=loads))
-    cost = with_swaps(rows, linear(tokens=1.0))
+    cost = cost_of_swaps(load_ms=5.0, noise_ms=0.0)
     assert (cost.swap_in_ms, cost.load_ms) == pytest.approx((2.0, 5.0))
     assert cost.step == linear(tokens=1.0).step
 
 
 def test_a_cost_within_its_standard_error_is_not_told_from_zero() -> None:
-    draw = random.Random(0)
-    rows = []
-    for number in range(40):
-        swap_ins, loads = number % 4, number % 3
-        wall_ms = 20.0 + 2.0 * swap_ins + draw.gauss(0, 1.0)  # a read costs nothing
-        rows.append(SwapRow(wall_ms=wall_ms, swap_ins=swap_ins, loads=loads))
-    cost = with_swaps(rows, linear(tokens=1.0))
+    cost = cost_of_swaps(load_ms=0.0, noise_ms=1.0)
     assert cost.swap_in_error_ms is not None and cost.load_error_ms is not None
     assert cost.swap_in_ms == pytest.approx(2.0, abs=3 * cost.swap_in_error_ms)
     assert 0.05 < cost.swap_in_error_ms < 0.4 and 0.05 < cost.load_error_ms < 0.5
     (indistinct,) = cost.indistinct
-    assert indistinct.startswith(f"disk: {cost.load_ms:.2f} ms, standard error 0.")
+    unclear = f"disk: {cost.load_ms:.2f} ms, standard error 0."
+    assert indistinct.startswith(unclear)
+    kept = ROOT / "docs" / "benchmarks" / "serving" / "calibration_tiny_1core_amd.json"
+    report = CalibrationReport.load(kept)
+    assert "not told from 0" not in table(report)
+    text = table(report.model_copy(update={"methods": {"alora": cost}}))
+    assert f"aLoRA: not told from 0 by its standard error: {unclear}" in text
 
 
-class WarmingEngine:
-    """Answers every request, and copies adapters only in its first check."""
-
-    def __init__(self) -> None:
-        self.checks = 0
-        self.counters = EngineCounters()
-
-    def forget(self) -> None: ...
-
-    def score(self, requests: Sequence[ScoreRequest]) -> list[Score]:
-        self.counters = EngineCounters(swap_ins=100)
-        self.checks += 1
-        return [Score(0.5, 0, 1, 1.0) for _ in requests]
-
-
-def test_the_first_checks_are_not_recorded() -> None:
-    engine = WarmingEngine()
-    recipe = load_recipe("tiny")
-    rows = swap_rows(engine, recipe, recipe.sharing_method)  # type: ignore[arg-type]
-    assert engine.checks == len(rows) + SWAP_WARM_UP == SWAP_CHECKS + SWAP_WARM_UP
-    assert {row.swap_ins for row in rows} == {0}
-
-
-BURSTS, RULES = 9, 4
-
-
-@dataclass(frozen=True)
-class Calibrated:
-    """A calibration, and what was measured of copies and reads, by method."""
-
-    report: CalibrationReport
-    swaps: list[list[SwapRow]]
+BURSTS, RULES = 6, 4
+# Of what is measured, less: the tokens of a conversation and a burst, and how often.
+SMALL: dict[str, Any] = {
+    "LONGEST": 800,
+    "MOST_TOKENS": {True: 2_000, False: 3_000},
+    "WARM_UP": 1,
+    "WAKES": 1,
+    "SWAP_CHECKS": 12,
+    "SWAP_WARM_UP": 1,
+    "FLEET": 12,
+}
 
 
 @pytest.fixture(scope="module")
-def calibrated() -> Calibrated:
-    swaps: list[list[SwapRow]] = []
+def swaps() -> list[list[SwapRow]]:
+    """What was measured of copies and reads, by method."""
+    return []
 
+
+@pytest.fixture(scope="module")
+def report(swaps: list[list[SwapRow]]) -> CalibrationReport:
     def noted(rows: list[SwapRow], cost: FittedCost) -> FittedCost:
         swaps.append(rows)
         return with_swaps(rows, cost)
 
     words = ["--bursts", str(BURSTS), "--rules", str(RULES)]
     small = small_recipe(max_num_batched_tokens=512)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("serve.bench.calibrate.WAKES", 3)
-        patch.setattr("serve.bench.calibrate.with_swaps", noted)
-        bench = bench_on("calibrate", Path("runs"), *words, recipe=small)
-        return Calibrated(bench.calibrated(), swaps)
+    with MonkeyPatch.context() as patch:
+        for name, value in SMALL.items():
+            patch.setattr(calibrate, name, value)
+        patch.setattr(calibrate, "with_swaps", noted)
+        return bench_on("calibrate", Path("runs"), *words, recipe=small).calibrated()
 
 
 @pytest.mark.slow
-def test_the_planners_scheduler_counts_the_engines_steps(calibrated: Calibrated) -> None:
-    report = calibrated.report
+def test_every_method_has_coefficients_that_give_its_bursts_back(report: CalibrationReport) -> None:
+    """The planner's scheduler counts the engine's steps."""
     assert len(report.bursts) == BURSTS + BURSTS // 3
     for row in report.bursts:
         assert row.steps == row.work["steps"], row
         assert row.steps_ms > 0 and row.submit_ms > 0
-
-
-@pytest.mark.slow
-def test_every_method_has_coefficients_that_give_its_bursts_back(calibrated: Calibrated) -> None:
-    report = calibrated.report
     assert set(report.methods) == {"lora", "alora"}
     for cost in report.methods.values():
         assert min(*cost.step.values(), *cost.submit.values()) >= 0
@@ -172,31 +122,19 @@ def test_every_method_has_coefficients_that_give_its_bursts_back(calibrated: Cal
     assert "bursts" in table(report)
 
 
-def test_the_table_names_a_time_that_is_not_told_from_zero() -> None:
-    kept = ROOT / "docs" / "benchmarks" / "serving" / "calibration_tiny_1core_amd.json"
-    report = CalibrationReport.load(kept)
-    assert "not told from 0" not in table(report)
-    unclear = report.methods["alora"].model_copy(update={"load_ms": 0.0, "load_error_ms": 0.4})
-    methods = report.methods | {"alora": unclear}
-    text = table(report.model_copy(update={"methods": methods}))
-    line = "aLoRA: not told from 0 by its standard error: disk: 0.00 ms, standard error 0.40"
-    assert line in text.splitlines()
+@pytest.mark.slow
+def test_few_slots_copy_and_read(report: CalibrationReport, swaps: list[list[SwapRow]]) -> None:
+    assert len(swaps) == len(report.methods)
+    for rows in swaps:
+        assert len(rows) == SMALL["SWAP_CHECKS"] and all(row.wall_ms > 0 for row in rows)
+        assert sum(row.swap_ins for row in rows) > SMALL["SWAP_CHECKS"] / 2
+        assert 0 < sum(row.loads for row in rows) < SMALL["SWAP_CHECKS"] * RULES_A_CHECK
 
 
 @pytest.mark.slow
-def test_an_engine_with_few_slots_copies_and_reads(calibrated: Calibrated) -> None:
-    assert len(calibrated.swaps) == 2
-    for rows in calibrated.swaps:
-        assert len(rows) == SWAP_CHECKS and all(row.wall_ms > 0 for row in rows)
-        assert sum(row.swap_ins for row in rows) > SWAP_CHECKS / 2
-        assert 0 < sum(row.loads for row in rows) < SWAP_CHECKS * RULES_A_CHECK
-
-
-@pytest.mark.slow
-def test_a_plan_is_made_of_it(calibrated: Calibrated, tmp_path: Path) -> None:
-    calibrated.report.save(tmp_path / "calibration.json")
-    methods = load_calibration(tmp_path / "calibration.json").methods
-    assert methods == calibrated.report.methods
+def test_a_plan_is_made_of_it(report: CalibrationReport, tmp_path: Path) -> None:
+    report.save(tmp_path / "calibration.json")
+    assert load_calibration(tmp_path / "calibration.json").methods == report.methods
     traffic = {"lengths": [100, 300], "rules_a_check": [2, 6], "rules": 6, "rate": 5.0}
     planned = build(plan(traffic=traffic, p95_ms=60_000.0), tmp_path)
     for label in ("aLoRA", "LoRA"):

@@ -1,4 +1,4 @@
-"""The latency benchmark: its grid, what it asks of an engine, and when it measures an encoder."""
+"""The benchmarks of latency, of a decoder and of an encoder, and the crossover of the two."""
 
 from __future__ import annotations
 
@@ -10,29 +10,26 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pytest import CaptureFixture, MonkeyPatch
 
 from guard.errors import GuardError
+from guard.layout import Runs
 from guard.recipe import MODELS, Recipe, load_recipe
-from serve.bench import latency
+from serve.bench import encoder, latency
 from serve.bench.__main__ import main
-from serve.bench.encoder import EncoderBench
+from serve.bench.encoder import LARGEST_CELL, EncoderBench, EncoderCell, crossover
+from serve.bench.engines import judged
 from serve.bench.harness import Repeat
-from serve.bench.latency import (
-    BASE,
-    LORA_REPEATS,
-    LatencyBench,
-    LatencyCell,
-    marginal_costs,
-    shares_conversation,
-    spread_length,
-)
+from serve.bench.latency import BASE, LatencyBench, LatencyCell, spread_length
 from serve.bench.plot import LOWER_BOUND
-from serve.bench.report import GridReport, MeasuredRow, Spread, table
-from serve.engine.score import EngineCounters, Refusal, Score, ScoreRequest
+from serve.bench.report import GridReport, table
+from serve.engine import Check, Refusal
+from serve.engine.score import EngineCounters, Score, ScoreRequest
 from tests.serve.bench.small_engine import small_recipe
-from tests.serve.bench.test_plot import report_of
+from tests.serve.bench.test_report import rows_of
 from tests.serve.bench.toy_bench import bench_on
-from tests.serve.cards import RULE_TEXTS, prompts
+from tests.serve.cards import RULE_TEXTS
+from tests.serve.encoder_rules import recipe, save_encoder_head, save_encoder_rule
 
 BLOCK = 32
 CONTEXT = 1100  # tokens: as many as a warm-up needs
@@ -41,51 +38,11 @@ MODES = (BASE, *NAMES, LOWER_BOUND)
 
 
 @pytest.mark.parametrize(("tokens", "repeats"), [(1000, 1), (1000, 5), (100, 2), (5000, 32)])
-def test_what_is_beyond_whole_blocks_is_spread_evenly_over_the_repeats(
-    tokens: int, repeats: int
-) -> None:
+def test_lengths_are_spread_evenly_over_a_block(tokens: int, repeats: int) -> None:
     lengths = [spread_length(tokens, Repeat(n, repeats, 0), BLOCK) for n in range(repeats)]
     assert all(abs(length - tokens) <= BLOCK // 2 for length in lengths)
     assert abs(sum(length % BLOCK for length in lengths) / repeats - BLOCK / 2) <= 1
     assert len({length % BLOCK for length in lengths}) == repeats
-
-
-def cells_of(tmp_path: Path, *words: str) -> list[LatencyCell]:
-    cells: list[LatencyCell] = bench_on("latency", tmp_path, *words).cells()
-    assert len({cell.key for cell in cells}) == len(cells)
-    return cells
-
-
-def points(cells: list[LatencyCell]) -> set[tuple[int, int]]:
-    return {(cell.tokens, cell.rules) for cell in cells}
-
-
-def test_the_grid_holds_both_sweeps_in_every_mode(tmp_path: Path) -> None:
-    cells = cells_of(tmp_path)
-    for length in (1000, 5000):
-        assert {(length, rules) for rules in (1, 5, 10, 20, 50, 100)} <= points(cells)
-    assert {(length, 5) for length in (100, 250, 500, 1000, 2000, 5000)} <= points(cells)
-    assert len(points(cells)) == 16 and len(cells) == 16 * len(MODES)
-    repeats = {cell.mode: cell.repeats for cell in cells}
-    assert repeats == {BASE: 20, "lora": LORA_REPEATS, "alora": 20, LOWER_BOUND: 20}
-    quick = cells_of(tmp_path, "--quick")
-    assert {(1000, 1), (1000, 100)} < points(quick) and {cell.repeats for cell in quick} == {2}
-
-
-def test_what_is_beyond_the_sweeps_is_measured_when_asked_for_and_in_engines_of_its_own(
-    tmp_path: Path,
-) -> None:
-    wide, cells = cells_of(tmp_path, "--wide"), cells_of(tmp_path)
-    beyond = {(1000, 200), (1000, 500), (10_000, 5), (20_000, 5), (32_000, 5)}
-    assert points(wide) - points(cells) == beyond
-    assert {cell.group for cell in cells} == {False}
-    assert points([cell for cell in wide if cell.group]) == {(n, 5) for n in latency.LONG}
-
-
-def test_only_what_shares_the_conversation_computes_it_once() -> None:
-    assert [shares_conversation(mode) for mode in MODES] == [True, False, True, True]
-    work = {mode: LatencyCell(tokens=1000, rules=10, mode=mode).work for mode in MODES}
-    assert work["lora"] - work["alora"] == 9 * 1000 and work["alora"] == work[BASE]
 
 
 class ToyEngine:
@@ -139,6 +96,9 @@ def test_every_mode_is_asked_the_same_questions_each_with_an_empty_cache() -> No
     assert strip[0] == strip[1] == strip[2]
     assert len({request.rule_text for request in base}) == 2
     assert bound[0].messages != base[0].messages
+    sample = bench.measure(LatencyCell(tokens=100, rules=2, mode=LOWER_BOUND), Repeat(0, 1, 3))
+    # A toy's prompt has a hundred tokens, and its step takes a millisecond.
+    assert sample["engine_ms"] == pytest.approx(sample["needed_tokens"] / 100)
 
 
 def test_adapters_that_read_nothing_get_nothing_and_the_base_titles() -> None:
@@ -151,68 +111,29 @@ def test_adapters_that_read_nothing_get_nothing_and_the_base_titles() -> None:
 
 
 @pytest.mark.parametrize("leak", [{BASE: [32, 64]}, {"lora": [0, 32]}, {"alora": [32, 64]}])
-def test_a_prefix_cache_that_leaks_between_measurements_stops_the_benchmark(
-    leak: Mapping[str, Sequence[int]],
-) -> None:
-    _, bench = toy_bench(CLEAN | leak)
+def test_leaks_and_refusals_stop_the_benchmark(leak: Mapping[str, Sequence[int]]) -> None:
+    engine, bench = toy_bench(CLEAN | leak)
     with pytest.raises(GuardError, match="leaked"):
         measure_all(bench)
-
-
-def test_a_refused_request_stops_the_benchmark() -> None:
-    engine, bench = toy_bench()
     engine.score = lambda requests: [Refusal("rule", "no", "nan") for _ in requests]  # type: ignore[method-assign]
     with pytest.raises(GuardError, match="refused"):
         measure_all(bench)
 
 
-def test_the_lower_bound_is_one_base_prompt_of_the_conversation_and_all_suffixes() -> None:
-    engine, bench = toy_bench()
-    measure_all(bench)
-    fan_out = [prompts().build(request.messages, request.rule_text) for request in engine.calls[2]]
-    needed = fan_out[0].invocation_start + sum(
-        len(prompt.token_ids) - prompt.invocation_start for prompt in fan_out
-    )
-    (request,) = engine.calls[-1]
-    assert abs(len(prompts().build(request.messages, request.rule_text).token_ids) - needed) <= 6
-    cell = LatencyCell(tokens=100, rules=2, mode=LOWER_BOUND)
-    sample = bench.measure(cell, Repeat(0, 1, seed=3))
-    assert sample["needed_tokens"] == needed
-    # A toy's prompt has a hundred tokens, and its step takes a millisecond.
-    assert sample["engine_ms"] == pytest.approx(needed / 100)
-
-
-def test_the_marginal_cost_is_between_neighbouring_numbers_of_rules() -> None:
-    rows: list[MeasuredRow] = []
-    for tokens, rules, wall_ms in ((1000, 10, 100.0), (1000, 30, 150.0), (5000, 1, 7.0)):
-        cell = {"tokens": tokens, "rules": rules, "mode": "alora"}
-        measured = {"wall_ms": Spread.of([wall_ms])}
-        rows.append(MeasuredRow(cell=cell, repeats=1, measured=measured))
-    (sentence,) = marginal_costs(report_of(rows[::-1]))
-    assert sentence == "On 1,000 tokens a rule more costs 2.50 ms from 10 to 30 rules."
-
-
-def test_an_encoder_is_measured_as_by_its_own_benchmark_beside_a_decoder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_encoder_has_its_own_benchmark(monkeypatch: MonkeyPatch, tmp_path: Path) -> None:
     measured: list[dict[str, Any]] = []
     monkeypatch.setattr(EncoderBench, "_trained", lambda *_: {})
     monkeypatch.setattr(EncoderBench, "main", lambda self: measured.append(vars(self.options)))
-    options = ["--model", "minilm", "--runs", str(tmp_path), "--quick"]
     for name in ("latency", "encoder"):
-        monkeypatch.setattr("sys.argv", ["bench", name, *options])
+        words = ["--model", "minilm", "--runs", str(tmp_path), "--quick"]
+        monkeypatch.setattr("sys.argv", ["bench", name, *words])
         main()
     of_latency, of_encoder = measured
     assert of_latency == of_encoder and of_latency["beside"] is None
-
-
-def test_what_is_measured_of_decoders_alone_is_refused_of_an_encoder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(EncoderBench, "main", lambda _: pytest.fail("it was measured"))
     bench = bench_on("latency", tmp_path, "--wide", recipe=load_recipe("minilm"))
-    with pytest.raises(GuardError, match="got --wide"):
+    with pytest.raises(GuardError, match="got --wide"):  # which is of decoders alone
         bench.main()
+    assert len(measured) == 2
 
 
 def recipe_of_short_context(folder: Path) -> Recipe:
@@ -226,7 +147,7 @@ def recipe_of_short_context(folder: Path) -> Recipe:
 
 @pytest.mark.slow
 def test_a_grid_is_measured_on_the_real_engine_with_as_many_adapters_as_rules(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(latency, "LENGTHS", (100,))  # longer ones have an engine of their own
     short = recipe_of_short_context(tmp_path / "base")
@@ -257,3 +178,86 @@ def test_a_grid_is_measured_on_the_real_engine_with_as_many_adapters_as_rules(
     text = " ".join(table(report, bench.columns).split())
     assert "beyond what the base was made for" in text
     assert "The adapters have random weights." in " ".join(bench.notes(report))
+
+
+@pytest.mark.slow
+def test_frozen_heads_read_a_conversation_once_and_adapters_once_each(tmp_path: Path) -> None:
+    runs = Runs(tmp_path)
+    rule = save_encoder_rule(runs.adapter("minilm", "toy", "lora"), seed=1)
+    save_encoder_head(runs.adapter("minilm", "toy", "head"), seed=1)
+    eager = recipe().model_copy(update={"engine": recipe().engine | {"enforce_eager": True}})
+    bench: EncoderBench = bench_on("encoder", tmp_path, "--beside", "none", recipe=eager)
+    inputs = bench.inputs()
+    bench.cells = lambda: [  # type: ignore[method-assign]
+        EncoderCell(tokens=80, rules=rules, line=f"{method} on minilm", repeats=2)
+        for rules in (1, 3)
+        for method in ("lora", "head")
+    ]
+    bench.main()
+    report = GridReport.load(tmp_path / "encoder_bench.json")
+    computed = {
+        (row.cell["line"], row.cell["rules"]): row.median("computed_tokens") for row in report.rows
+    }
+    one = computed["lora on minilm", 1]
+    assert computed["lora on minilm", 3] == 3 * one > 0
+    assert computed["head on minilm", 3] == computed["head on minilm", 1] == one
+    assert {row.median("forward_passes") for row in report.rows} == {1}  # three adapters in a batch
+    assert all(row.measured["wall_ms"].min > 0 for row in report.rows)
+    save_encoder_rule(rule, seed=2)
+    assert bench.inputs() != inputs
+
+
+def test_a_rule_that_is_refused_stops_the_benchmark() -> None:
+    whole = Check((), {}, cached_tokens=0, computed_tokens=10, wall_ms=1.0)
+    assert judged(whole, "here") is whole
+    refused = {"rule": Refusal("rule", "no", "nan")}
+    with pytest.raises(GuardError, match=r"here: a benchmark request was refused \(got rule: no"):
+        judged(Check((), refused, 0, 10, 1.0), "here")
+
+
+def test_every_trained_method_of_both_bases_is_measured_where_it_does_not_read_too_much(
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+) -> None:
+    untrained: list[tuple[str, str]] = []
+
+    def trained(_: object, model: str, method: str) -> dict[str, Path]:
+        if (model, method) in untrained:
+            raise GuardError(f"no rule is trained by {method}")
+        return {"rule": tmp_path}
+
+    def lines_of(*words: str) -> list[str]:
+        return bench_on("encoder", tmp_path, *words, recipe=recipe())._lines()
+
+    monkeypatch.setattr(encoder, "trained", trained)
+    assert lines_of() == ["lora on minilm", "head on minilm", "lora on tiny", "alora on tiny"]
+    cells: list[EncoderCell] = bench_on("encoder", tmp_path, recipe=recipe()).cells()
+    assert all(cell.work <= LARGEST_CELL for cell in cells)
+    most = {cell.line for cell in cells if (cell.tokens, cell.rules) == (2000, 100)}
+    assert most == {"head on minilm", "alora on tiny"}
+    assert lines_of("--beside", "none") == ["lora on minilm", "head on minilm"]
+    quick = bench_on("encoder", tmp_path, "--quick", recipe=recipe()).cells()
+    assert {cell.repeats for cell in quick} == {2} and {cell.tokens for cell in quick} == {120, 450}
+    untrained += [("minilm", "lora"), ("tiny", "lora")]
+    assert lines_of() == ["head on minilm", "alora on tiny"]
+    assert "left out: no rule is trained by lora" in capsys.readouterr().out
+    of_heads = SimpleNamespace(rows=[SimpleNamespace(cell={"tokens": 120})], find=lambda **_: [])
+    assert bench_on("encoder", tmp_path, recipe=recipe()).notes(of_heads) == []
+    untrained.append(("tiny", "alora"))
+    assert lines_of() == ["head on minilm"]
+    with pytest.raises(GuardError, match="no rule is trained by lora"):
+        lines_of("--beside", "tiny")
+    untrained.append(("minilm", "head"))
+    with pytest.raises(GuardError, match="no rule is trained by lora"):
+        lines_of()
+
+
+def test_the_crossover_lies_where_the_lines_of_log_ms_over_log_rules_meet() -> None:
+    def at(first: tuple[float, ...], second: tuple[float, ...]) -> float | None:
+        # The toy's rows have medians that are one more than what they are made of.
+        of_first = rows_of("a", *[wall_ms - 1 for wall_ms in first])
+        return crossover(of_first, rows_of("b", *[wall_ms - 1 for wall_ms in second]))
+
+    assert at((1, 10, 100), (10, 10, 10)) == pytest.approx(10, rel=0.01)
+    assert at((1, 10, 100), (3.1623, 5, 5)) == pytest.approx(4.21, abs=0.01)
+    assert at((5, 50, 500), (1, 2, 3)) == 1
+    assert at((1, 2, 3), (9, 9, 9)) is None

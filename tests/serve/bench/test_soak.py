@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import httpx
 import pytest
+from pytest import MonkeyPatch
 
 from guard.errors import GuardError
 from guard.recipe import load_recipe
@@ -20,13 +21,12 @@ from serve.bench.soak import SoakBench
 from serve.bench.workload.server import (
     AT_ONCE,
     OpenLoopTraffic,
-    RunningServer,
     random_runs,
     rule_names,
     server_process,
 )
 from serve.bench.workload.traffic import RULES
-from tests.serve.bench.test_plot import report_of
+from tests.serve.bench.test_report import report_of
 from tests.serve.bench.toy_bench import bench_on
 from tests.serve.serving import serving
 from tests.serve.toy_engine import ToyEngine
@@ -45,18 +45,17 @@ def window(number: int, check_ms: float | None, memory_mib: float) -> MeasuredRo
 
 
 def test_growth_is_of_the_last_third_over_the_first_without_the_warm_up(tmp_path: Path) -> None:
+    """A window without an answer has no latencies, and the others have."""
     memory = [100.0, 200.0, 201.0, 199.0, 250.0, 260.0, 270.0, 300.0, 310.0, 290.0]
     report = report_of([window(number, 50.0, mib) for number, mib in enumerate(memory)])
+    assert len(soak_of(tmp_path).cells()) == 60
+    with pytest.raises(GuardError, match=r"too few minutes \(got 7\). Ask for at least 8"):
+        soak_of(tmp_path, "--minutes", "7").cells()
     bench = soak_of(tmp_path, "--quick")
     assert bench.growth(report, "memory_mib") == 300.0 / 200.0
     assert bench.growth(report, "check_ms") == 1.0
-
-
-def test_a_window_without_an_answer_has_no_latencies_and_the_others_have(tmp_path: Path) -> None:
-    bench = soak_of(tmp_path, "--quick")
     answered = [50.0, 50.0, None, 100.0]
     report = report_of([window(n, check_ms, 100.0) for n, check_ms in enumerate(answered)])
-    assert bench.growth(report, "check_ms") == 2.0
     assert "latency 2.000x; memory 1.000x;" in " ".join(bench.notes(report))
     assert [len(panel.rows) for panel in bench.panels(report)] == [3, 4]
     nothing = report_of([window(number, None, 100.0) for number in range(4)])
@@ -65,7 +64,7 @@ def test_a_window_without_an_answer_has_no_latencies_and_the_others_have(tmp_pat
 
 
 class ToyServer(NamedTuple):
-    """A server whose process ends after so many looks at its memory."""
+    """Its process ends after so many looks at its memory."""
 
     address: str
     looks: Iterator[int]
@@ -76,9 +75,7 @@ class ToyServer(NamedTuple):
         return 100.0
 
 
-def test_windows_are_open_loop_and_what_was_soaked_before_the_server_ended_is_reported(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_was_soaked_is_reported(monkeypatch: MonkeyPatch, tmp_path: Path) -> None:
     engine = ToyEngine(dict.fromkeys(rule_names(RULES[1]), -2.0))
     monkeypatch.setattr(soak, "random_runs", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(OpenLoopTraffic, "saturation", lambda _: 20.0)
@@ -95,12 +92,6 @@ def test_windows_are_open_loop_and_what_was_soaked_before_the_server_ended_is_re
     assert {row.median("answered") for row in report.rows} == {4}
 
 
-def test_a_soak_is_longer_than_its_warm_up_by_what_growth_takes(tmp_path: Path) -> None:
-    with pytest.raises(GuardError, match=r"too few minutes \(got 7\). Ask for at least 8"):
-        soak_of(tmp_path, "--minutes", "7").cells()
-    assert len(soak_of(tmp_path).cells()) == 60
-
-
 def test_an_answer_that_leaves_a_rule_unjudged_is_an_error() -> None:
     request = httpx.Request("POST", "http://here")
     answer = {"verdict": "violation", "unjudged": []}
@@ -110,42 +101,30 @@ def test_an_answer_that_leaves_a_rule_unjudged_is_an_error() -> None:
         judged_answer(httpx.Response(200, json=answer, request=request))
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    """A server of the tiny base's process, as both benchmarks start it; it does not compile."""
-    recipe = load_recipe("tiny")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CXX", "none")
-        with random_runs(recipe, RULES[1]) as runs, server_process(recipe, runs) as running:
-            yield running
-
-
 @pytest.mark.slow
-def test_a_check_over_http_takes_what_its_engine_takes_and_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: RunningServer
+def test_a_real_server_is_measured_over_http_and_soaked(
+    tmp_path: Path, monkeypatch: MonkeyPatch, uncompiled: None
 ) -> None:
-    monkeypatch.setattr(http, "server_process", lambda *_: contextlib.nullcontext(server))
+    """One server of the tiny base's process, as both benchmarks start it."""
+    recipe = load_recipe("tiny")
     monkeypatch.setattr(http, "WARM_UP", 1)
-    bench_on("http", tmp_path, "--repeats", "2", recipe=load_recipe("tiny")).main()
+    monkeypatch.setattr(soak, "QUICK_WINDOW_S", 0.5)
+    monkeypatch.setattr("serve.bench.workload.server.SATURATING_CHECKS", AT_ONCE // 2)
+    with random_runs(recipe, RULES[1]) as runs, server_process(recipe, runs) as server:
+        for module in (http, soak):
+            started = contextlib.nullcontext(server)
+            monkeypatch.setattr(module, "server_process", lambda *_, server=started: server)
+            served = contextlib.nullcontext(runs)
+            monkeypatch.setattr(module, "random_runs", lambda *_, served=served: served)
+        bench_on("http", tmp_path, "--repeats", "2", recipe=recipe).main()
+        soak_of(tmp_path, "--quick").main()
     report = GridReport.load(tmp_path / "http_bench.json")
-    assert [(row.cell["tokens"], row.cell["rules"]) for row in report.rows] == [
-        *((100, rules) for rules in (1, 20)),
-        *((1000, rules) for rules in (1, 20)),
-    ]
+    cells = [(row.cell["tokens"], row.cell["rules"]) for row in report.rows]
+    assert cells == [(100, 1), (100, 20), (1000, 1), (1000, 20)]
     for row in report.rows:
         assert 0 < row.measured["engine_ms"].min <= row.median("check_ms")
         assert row.measured["http_ms"].min > 0
     assert report.peak_memory_mib > 100
-
-
-@pytest.mark.slow
-def test_a_server_is_soaked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: RunningServer
-) -> None:
-    monkeypatch.setattr(soak, "server_process", lambda *_: contextlib.nullcontext(server))
-    monkeypatch.setattr(soak, "QUICK_WINDOW_S", 1.0)
-    monkeypatch.setattr("serve.bench.workload.server.SATURATING_CHECKS", 2 * AT_ONCE)
-    soak_of(tmp_path, "--quick").main()
     report = GridReport.load(tmp_path / "soak_bench_quick.json")
     assert report.ended_by is None and len(report.rows) == 4
     for row in report.rows:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
+from pytest import MonkeyPatch
 
 from guard.recipe import Recipe
 from serve.bench.__main__ import bench_named, parsed
@@ -96,6 +96,6 @@ def toy_bench(runs: Path, *words: str, weights: str = "first") -> ToyBench:
 def bench_on(name: str, runs: Path, *words: str, recipe: Recipe | None = None) -> Any:
     """A benchmark with these options, on a small engine unless another recipe is given."""
     kind = bench_named(name)
-    with pytest.MonkeyPatch.context() as patch:
+    with MonkeyPatch.context() as patch:
         patch.setattr("serve.bench.harness.load_recipe", lambda _: recipe or small_recipe())
         return kind(parsed(kind, ["--runs", str(runs), *words]))

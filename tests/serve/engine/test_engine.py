@@ -1,11 +1,17 @@
-"""The guard engine on the real vLLM: right verdicts, work done once, no answer from nothing."""
+"""The guard engine on the real vLLM: right verdicts, work done once, no answer from nothing.
+
+Also adapters that come, go and change. A mixed batch is held to PEFT in test_head.py.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pytest import MonkeyPatch
@@ -14,42 +20,28 @@ from safetensors.torch import load_file, save_file
 from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.home import ROOT
+from guard.method import PEFT_WEIGHTS
 from guard.recipe import ServingMemory
-from guard.rule import text_hash
 from guard.verdict import Calibration
 from serve.engine import CODE, GuardEngine, Refusal, Score, ScoreRequest
-from tests.serve.adapters import save_random_adapter, save_variant
+from serve.engine.backend import Loaded
+from serve.engine.backends import vllm_engine
+from tests.serve.adapters import save_random_adapter
 from tests.serve.cards import RULE_TEXTS, prompts, recipe, save_card, text_of
 from tests.serve.engine.shared import (
     NATS,
     assert_peft,
     finish,
-    logits,
     logits_of,
     long_conversation,
     runner,
 )
-from tests.serve.guarded import CONVERSATION, ENGINE, adapter_folders, peft_logit, save_adapter
+from tests.serve.guarded import CONVERSATION, ENGINE, peft_logit, save_adapter
 
 pytestmark = pytest.mark.slow
 
 BLOCK = 32
 WEIGHTS = "adapter_model.safetensors"
-
-
-def test_every_logit_of_a_mixed_batch_is_peft_s(engine: GuardEngine) -> None:
-    requests = []
-    for turns in (1, 2, 3):
-        for name, text in [*RULE_TEXTS.items(), (None, "The assistant must not whistle.")]:
-            requests.append(ScoreRequest(CONVERSATION[:turns], text, name))
-    random.Random(0).shuffle(requests)
-    expected = []
-    for messages, text, name, _ in requests:
-        folder = adapter_folders()[name] if name else None
-        expected.append(peft_logit(messages, text, folder))
-    assert logits(engine.score(requests)) == pytest.approx(expected, abs=NATS)
-    # Or any order would do.
-    assert len({round(logit, 2) for logit in expected}) > len(expected) // 2
 
 
 def test_a_check_has_a_verdict_a_rule_in_order_by_its_card_s_values(engine: GuardEngine) -> None:
@@ -66,44 +58,15 @@ def test_a_check_has_a_verdict_a_rule_in_order_by_its_card_s_values(engine: Guar
     assert list(assert_peft(engine)) == list(RULE_TEXTS)
 
 
-def test_aloras_share_a_conversation_the_base_its_blocks_a_lora_nothing(
-    engine: GuardEngine,
-) -> None:
-    shared = len(prompts().prefix_ids(CONVERSATION))
-    blocks = shared // BLOCK * BLOCK
-    names = ["medical_advice", "pii_leak", None, "plain", "refund_promise"]
-    texts = [f"Rule of {name} is this." for name in names]
-    outcomes = engine.score(list(map(ScoreRequest, [CONVERSATION] * 5, texts, names)))
-    assert shared > blocks > 0
-    cached = [outcome.cached_tokens for outcome in outcomes if isinstance(outcome, Score)]
-    assert cached == [0, shared, blocks, 0, shared]
-    for text, outcome in zip(texts, outcomes, strict=True):
-        assert isinstance(outcome, Score) and outcome.latency_ms > 0
-        length = len(prompts().build(CONVERSATION, text).token_ids)
-        assert outcome.cached_tokens + outcome.computed_tokens == length
-
-
 STATES = 24
 SILENT = [f"silent {number}" for number in range(20)]
 
 
-@pytest.fixture(scope="module")
-def silent_adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """An aLoRA for each of SILENT, which are told nothing of their rules."""
-    root = tmp_path_factory.mktemp("silent")
-    first = save_adapter(root / SILENT[0], SILENT[0], seed=40, text="")
-    folders = {SILENT[0]: first}
-    for seed, name in enumerate(SILENT[1:], start=41):
-        folders[name] = Path(save_variant(root / name, str(first), seed=seed))
-        card = {"rule_text": "", "rule_hash": text_hash("")}
-        save_card(folders[name], name, **card)
-    return folders
-
-
 @pytest.fixture
-def silent(engine: GuardEngine, silent_adapters: dict[str, Path]) -> Iterator[GuardEngine]:
-    """The shared engine with these adapters beside its own."""
-    for name, folder in silent_adapters.items():
+def silent(engine: GuardEngine, tmp_path: Path) -> Iterator[GuardEngine]:
+    """The shared engine with adapters of these names, which are told nothing of their rules."""
+    folder = save_adapter(tmp_path / "silent", "silent", seed=40, text="")
+    for name in SILENT:
         engine.add(name, folder)
     yield engine
     for name in SILENT:
@@ -113,10 +76,10 @@ def silent(engine: GuardEngine, silent_adapters: dict[str, Path]) -> Iterator[Gu
 def test_an_adapter_that_is_told_nothing_computes_the_header_alone(silent: GuardEngine) -> None:
     silent.check(CONVERSATION, ["medical_advice"])
     for turns in (3, 1, 2):
-        assert_peft(silent, SILENT[:2], CONVERSATION[:turns])
-        (third,) = silent.score([ScoreRequest(CONVERSATION[:turns], "", SILENT[2])])
-        assert isinstance(third, Score)
-        assert third.computed_tokens == len(prompts().suffix_ids("")) == 3
+        assert_peft(silent, SILENT[:1], CONVERSATION[:turns])
+        (second,) = silent.score([ScoreRequest(CONVERSATION[:turns], "", SILENT[1])])
+        assert isinstance(second, Score)
+        assert second.computed_tokens == len(prompts().suffix_ids("")) == 3
 
 
 def grown(words: list[str]) -> tuple[Message, ...]:
@@ -147,36 +110,24 @@ def test_a_conversation_that_grows_computes_what_is_new(silent: GuardEngine, wor
 
 
 def test_forgetting_empties_the_prefix_cache(engine: GuardEngine) -> None:
-    assert_peft(engine, ["pii_leak"])
-    assert engine.check(CONVERSATION, ["pii_leak"]).cached_tokens > 0
-    engine.forget()
-    assert engine.check(CONVERSATION, ["pii_leak"]).cached_tokens == 0
-    opened = engine.open_check(CONVERSATION, None)
-    with pytest.raises(GuardError, match="while requests are in flight"):
-        engine.forget()
-    engine.cancel(opened.call)
-    engine.forget()
-
-
-def test_adapters_are_counted_by_themselves(engine: GuardEngine, tmp_path: Path) -> None:
-    """Runner V2 keeps an adapter's id in 32 bits, which the count of requests leaves in days."""
-    folder = save_adapter(tmp_path / "later", "later", seed=9)
-    ids: list[int] = []
+    cached = []
     for _ in range(2):
-        engine.add("later", folder)
-        ids.append(engine._rules._loaded["later"].adapter_id)
-        engine.remove("later")
-        engine.score([ScoreRequest(CONVERSATION, f"Be nice, {turn}.", None) for turn in range(9)])
-    assert ids[1] == ids[0] + 1
+        engine.check(CONVERSATION, ["pii_leak"])
+        cached.append(engine.check(CONVERSATION, ["pii_leak"]).cached_tokens)
+        opened = engine.open_check(CONVERSATION, None)
+        with pytest.raises(GuardError, match="while requests are in flight"):
+            engine.forget()
+        engine.cancel(opened.call)
+        engine.forget()
+        cached.append(engine.check(CONVERSATION[:1], ["pii_leak"]).cached_tokens)
+    assert min(cached[::2]) > 0 == max(cached[1::2])
 
 
 BAD_CONVERSATIONS = {"does not fit the context": long_conversation(3000), "no conversation": ()}
 
 
 @pytest.mark.parametrize("why", BAD_CONVERSATIONS)
-def test_a_conversation_that_cannot_be_judged_is_refused_for_every_rule_and_the_engine_lives_on(
-    engine: GuardEngine, why: str
-) -> None:
+def test_what_cannot_be_judged_is_refused_by_all_rules(engine: GuardEngine, why: str) -> None:
     check = engine.check(BAD_CONVERSATIONS[why])
     assert list(check.refused) == list(RULE_TEXTS) and not check.verdicts
     assert all(why in refusal.why for refusal in check.refused.values())
@@ -227,7 +178,7 @@ def test_conversations_of_two_salts_share_nothing_and_are_judged_alike(engine: G
     assert again.computed_tokens < first.computed_tokens / 4
 
 
-def test_a_prompt_that_lost_its_rule_turn_is_refused_and_not_judged_from_the_conversation_s_header(
+def test_a_prompt_without_rule_turn_is_refused(
     engine: GuardEngine, monkeypatch: MonkeyPatch
 ) -> None:
     text = RULE_TEXTS["pii_leak"]
@@ -265,9 +216,7 @@ def two_slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardEngine]
         yield engine
 
 
-def test_more_adapters_are_served_than_fit_into_memory_and_those_in_a_slot_are_asked_first(
-    two_slots: GuardEngine, tmp_path: Path
-) -> None:
+def test_more_adapters_are_served_than_fit(two_slots: GuardEngine, tmp_path: Path) -> None:
     """Of four rules on two slots each check copies the two that are not there."""
     two_slots.add("rule-5", save_adapter(tmp_path / "rule-5", "rule-5", seed=5))
     assert len(assert_peft(two_slots)) == 6
@@ -307,3 +256,95 @@ def test_the_code_that_decides_answers_is_all_but_that_of_the_thread() -> None:
     names = {str(path.relative_to(engine)) for path in CODE if path.is_relative_to(engine)}
     assert {"engine.py", "head.py", "backends/decoder.py"} < names
     assert not any(name.startswith("thread") for name in names)
+
+
+@pytest.mark.parametrize("method", ["alora", "lora"])
+def test_what_was_loaded_answers(engine: GuardEngine, tmp_path: Path, method: str) -> None:
+    folder = save_adapter(tmp_path / "again", "again", seed=26, method=method)
+    newer = save_adapter(tmp_path / "newer", "again", seed=27, method=method)
+    engine.add("again", folder)
+    expected = assert_peft(engine, ["again"])["again"]
+    shutil.copytree(newer, folder, dirs_exist_ok=True)
+    assert logits_of(engine.check(CONVERSATION, ["again"])) == pytest.approx([expected], abs=NATS)
+    adapter_id = engine._rules._loaded["again"].adapter_id
+    engine.remove("again")
+    engine.add("again", folder)
+    # Not by the count of requests: runner V2 keeps an adapter's id in 32 bits.
+    assert engine._rules._loaded["again"].adapter_id == adapter_id + 1
+    (logit,) = logits_of(engine.check(CONVERSATION, ["again"]))
+    engine.remove("again")
+    assert logit == pytest.approx(peft_logit(CONVERSATION, text_of("again"), newer), abs=NATS)
+    assert abs(logit - expected) > 5 * NATS
+
+
+def test_changed_files_are_not_read_again(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_engine, "LOOK_S", 0.0)
+    names = ["again", "second", "third"]
+    folders = {name: save_adapter(tmp_path / name, name, seed=40) for name in names}
+    newer = save_adapter(tmp_path / "newer", "again", seed=41)
+    with GuardEngine(recipe(), folders, max_loras=2, max_cpu_loras=2) as engine:
+        assert len(engine.check(CONVERSATION).verdicts) == 3
+        shutil.copytree(newer, folders["again"], dirs_exist_ok=True)
+        refused = engine.check(CONVERSATION, names).refused
+        assert list(refused) == ["again"] and "files changed" in refused["again"].why
+        engine.serve("again")
+        assert_peft(engine, ["again"])
+
+
+@pytest.mark.parametrize(
+    ("replaced", "problem"),
+    [("*", "replaced while it was loaded"), (PEFT_WEIGHTS, "not those of the card")],
+)
+def test_a_folder_replaced_between_its_check_and_its_loading_is_refused_and_does_not_stay(
+    engine: GuardEngine, tmp_path: Path, monkeypatch: MonkeyPatch, replaced: str, problem: str
+) -> None:
+    folder = save_adapter(tmp_path / "moving", "moving", seed=28)
+    newer = save_adapter(tmp_path / "newer", "moving", seed=29)
+    backend: Any = engine.backend
+    load, resident = backend.load, set(backend._loras)
+
+    def replace_and_load(name: str, folder: Path) -> Loaded:
+        for path in newer.glob(replaced):
+            shutil.copy(path, folder)
+        return load(name, folder)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(backend, "load", replace_and_load)
+    with pytest.raises(GuardError, match=problem):
+        engine.add("moving", folder)
+    assert "moving" not in engine.rules and set(backend._loras) == resident
+
+
+def test_a_removed_adapter_ends_the_checks_under_way(engine: GuardEngine, tmp_path: Path) -> None:
+    folder = save_adapter(tmp_path / "new", "new", seed=20)
+    engine.add("new", folder)
+    with pytest.raises(GuardError, match="served already"):
+        engine.add("new", folder)
+    expected = assert_peft(engine, ["new"])["new"]
+    engine.forget()
+    adapters = engine.counters.adapters
+    under_way = engine.open_check(CONVERSATION, ["new", "plain"])
+    engine.remove("new")
+    assert "new" in engine.check(CONVERSATION, ["new"]).refused
+    finish(engine, under_way.call)
+    assert logits_of(under_way.result())[0] == pytest.approx(expected, abs=NATS)
+    assert engine._retired == [] and engine.counters.adapters == adapters - 1
+    with pytest.raises(GuardError, match="not served"):
+        engine.remove("new")
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_what_vllm_cannot_load_is_refused(
+    engine: GuardEngine, tmp_path: Path, is_cut: bool
+) -> None:
+    folder = save_adapter(tmp_path / "broken", "broken", seed=24)
+    weights = folder / PEFT_WEIGHTS
+    if is_cut:
+        weights.write_bytes(weights.read_bytes()[:-100])
+    else:
+        tensors = load_file(weights)
+        next(iter(tensors.values()))[0, 0] = math.nan
+        save_file(tensors, weights)
+    save_card(folder, "broken")
+    with pytest.raises(GuardError, match="cannot load the adapter"):
+        engine.add("broken", folder)
+    assert list(assert_peft(engine)) == list(RULE_TEXTS)

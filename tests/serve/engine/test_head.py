@@ -1,78 +1,83 @@
-"""Heads: which are admitted, what they read, and plain transformers' logits on real vLLM."""
+"""Heads: which are admitted, what they read, and plain transformers' logits on real vLLM.
+
+So are those of all kinds of rules on a Llama of which a recipe serves the first layers.
+"""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import pytest
+import torch
+from peft import LoraConfig, get_peft_model
 from pytest import MonkeyPatch
 from safetensors.numpy import load_file, save_file
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from guard import made_base
 from guard.conversation.example import ROLES, Message
 from guard.errors import GuardError
-from guard.method import METHODS, Method
+from guard.method import HEAD, METHODS, Method
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.prompt.ngrams import ngram_rows
 from guard.prompt.windows import Window, judged_of
 from guard.recipe import load_recipe
 from guard.rule import Reads, text_hash
-from guard.weights.head import Head
+from guard.weights.head import NO_WORDS, Head
 from serve.engine import GuardEngine, ScoreRequest
 from serve.engine.adapter import Requirements
 from serve.engine.backend import BackendRequest, EngineOutput, SpokenSpan
 from serve.engine.backends import decoder
 from serve.engine.head import MOST_COUNTED, CountedTexts, HeadInput, ServableHead
 from tests.plain_words import plain_keys
+from tests.serve.adapters import BASE, LINEARS
 from tests.serve.cards import RULE_TEXTS, prompts, recipe, save_card, text_of
 from tests.serve.engine.shared import logits, logits_of, long_conversation, runner, steps_of
-from tests.serve.guarded import CONVERSATION, adapter_folders, guard_engine, peft_logit
+from tests.serve.guarded import CONVERSATION, ENGINE, adapter_folders, guard_engine, peft_logit
 from tests.serve.heads import HEAD_FILE, HIDDEN_SIZE, reference_logit, save_alora, save_head
 
 pytestmark = pytest.mark.slow
 
-Breakage = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
 NATS = 1e-3  # float32: two ways to compute the same state, times 128 weights of size 1
 SILENT = [f"silent head {number}" for number in range(20)]  # they are told nothing: one suffix
 TOLD = ["told head", "other told head"]
 
 
+SAYS_NOTHING = {"rule_text": "", "rule_hash": text_hash("")}  # fields of a card
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A head for each of SILENT and TOLD."""
-    root = tmp_path_factory.mktemp("heads")
-    heads = {}
-    for seed, name in enumerate(SILENT):
-        heads[name] = save_head(root / name, name, seed=seed, **silent())
-    for seed, name in enumerate(TOLD, start=100):
-        heads[name] = save_head(root / name, name, seed=seed)
+    root, heads = tmp_path_factory.mktemp("heads"), {}
+    for seed, name in enumerate([*SILENT, *TOLD]):
+        card = SAYS_NOTHING if name in SILENT else {}
+        heads[name] = save_head(root / name, name, seed=seed, **card)
     return heads
 
 
-def silent() -> dict[str, object]:
-    """The card's fields of a rule that is told nothing."""
-    return {"rule_text": "", "rule_hash": text_hash("")}
-
-
 @pytest.fixture(scope="module")
-def with_heads(folders: Mapping[str, Path]) -> Iterator[None]:
-    """The shared engine has heads beside its adapters."""
+def with_heads(folders: Mapping[str, Path]) -> Iterator[GuardEngine]:
+    """The shared engine with heads beside its adapters."""
     for name, folder in folders.items():
         guard_engine().add(name, folder)
-    yield
+    yield guard_engine()
     for name in folders:
         guard_engine().remove(name)
 
 
 @pytest.fixture
-def engine(with_heads: None) -> GuardEngine:
+def engine(with_heads: GuardEngine) -> GuardEngine:
     """It, with an empty prefix cache."""
-    guard_engine().forget()
-    return guard_engine()
+    with_heads.forget()
+    return with_heads
 
 
 def submitted(engine: GuardEngine, monkeypatch: MonkeyPatch) -> list[BackendRequest]:
@@ -93,26 +98,26 @@ def nothing_is_kept(engine: GuardEngine) -> bool:
     return not getattr(runner(engine), "kept_states", {}) and not engine.backend._wanting_state
 
 
-def requirements() -> Requirements:
-    return Requirements(recipe().base, recipe().base_revision, 16, prompts())
-
-
-@pytest.mark.parametrize("method", ["head", "ridge"])
-def test_a_head_or_another_method_of_its_tensors_is_admitted_with_its_weights(
-    tmp_path: Path, monkeypatch: MonkeyPatch, method: str
-) -> None:
-    """Another method is served from its entry alone."""
-    file = f"{method}.safetensors"
-    monkeypatch.setitem(METHODS, "ridge", Method("ridge", "ridge", "output", file, is_seeded=False))
-    folder = save_head(tmp_path / method, method, seed=1)
-    (folder / HEAD_FILE).rename(folder / file)
-    save_card(folder, "rule", method)
-    head = requirements().admit("renamed", folder)
+def admitted(folder: Path, name: str = "head") -> ServableHead:
+    requirements = Requirements(recipe().base, recipe().base_revision, 16, prompts())
+    head = requirements.admit(name, folder)
     assert isinstance(head, ServableHead)
-    assert (head.name, head.card.rule) == ("renamed", "rule")
-    tensors, read = load_file(folder / file), head.head.tensors()
-    assert read.keys() == tensors.keys()
-    assert all(np.array_equal(read[key], tensors[key]) for key in tensors)
+    return head
+
+
+def test_a_method_of_heads_tensors_is_a_head(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    """Another method is served from its entry alone."""
+    ridge = Method("ridge", "ridge", "output", "ridge.safetensors", is_seeded=False)
+    monkeypatch.setitem(METHODS, "ridge", ridge)
+    for method in ("head", "ridge"):
+        folder = save_head(tmp_path / method, method, seed=1)
+        file = (folder / HEAD_FILE).rename(folder / f"{method}.safetensors")
+        save_card(folder, "rule", method)
+        head = admitted(folder, "renamed")
+        assert (head.name, head.card.rule) == ("renamed", "rule")
+        tensors, read = load_file(file), head.head.tensors()
+        assert read.keys() == tensors.keys()
+        assert all(np.array_equal(read[key], tensors[key]) for key in tensors)
 
 
 def test_a_head_takes_the_highest_state_of_whom_its_rule_judges(tmp_path: Path) -> None:
@@ -126,18 +131,16 @@ def test_a_head_takes_the_highest_state_of_whom_its_rule_judges(tmp_path: Path) 
         assert head.logit(read(rows, speakers)) == pytest.approx(highest)
         assert head.logit(read(rows[2])) == pytest.approx(2.0)  # a decoder's: one state, of nobody
 
+    for broken in (math.nan, math.inf, -math.inf):  # of any speaker
+        rows[0, 0] = broken
+        assert math.isnan(
+            head_that_reads(tmp_path / f"{broken}", "assistant").logit(read(rows, speakers))
+        )
+
 
 def read(states: np.ndarray, speakers: tuple[str, ...] = ()) -> HeadInput:
     spans = tuple(SpokenSpan(speaker, turn, ()) for turn, speaker in enumerate(speakers))
     return HeadInput(EngineOutput("1", math.nan, 0, 0, states, spans), [])
-
-
-@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
-def test_a_broken_state_of_any_speaker_is_no_answer(tmp_path: Path, broken: float) -> None:
-    head = head_that_reads(tmp_path / "head", "assistant")
-    rows = np.zeros((2, HIDDEN_SIZE), np.float32)
-    rows[0, 0] = broken
-    assert math.isnan(head.logit(read(rows, ("user", "assistant"))))
 
 
 def head_that_reads(folder: Path, reads: str) -> ServableHead:
@@ -147,66 +150,26 @@ def head_that_reads(folder: Path, reads: str) -> ServableHead:
     weight[0] = 1.0
     save_file(Head(weight, 0.0).tensors(), folder / HEAD_FILE)
     save_card(folder, folder.name, "head", reads=reads)
-    head = requirements().admit(folder.name, folder)
-    assert isinstance(head, ServableHead)
-    return head
+    return admitted(folder)
 
 
-def changed(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Breakage:
-    return lambda tensors: tensors | {name: change(tensors[name])}
-
-
-def without(*names: str) -> Breakage:
-    return lambda tensors: {name: tensors[name] for name in tensors.keys() - set(names)}
-
-
-def with_nan(tensor: np.ndarray) -> np.ndarray:
-    tensor[3] = math.nan
-    return tensor
-
-
-@pytest.mark.parametrize(
-    "breakage",
-    [
-        without("ngrams", "ngram_idf", "ngram_weights"),
-        without("bias"),
-        changed("ngrams", lambda tensor: tensor[::-1].copy()),
-        changed("ngram_weights", with_nan),
-        changed("weight", with_nan),
-        changed("weight", lambda tensor: tensor.reshape(1, -1)),
-        changed("weight", lambda tensor: tensor.astype(np.float64)),
-        changed("weight", lambda tensor: tensor[:0]),
-    ],
-)
-def test_a_head_with_other_tensors_is_refused(tmp_path: Path, breakage: Breakage) -> None:
+def test_a_head_that_is_none_or_not_the_card_s_is_refused(tmp_path: Path) -> None:
     folder = save_head(tmp_path / "head", "head", seed=1)
-    save_file(breakage(load_file(folder / HEAD_FILE)), folder / HEAD_FILE)
-    save_card(folder, "head", "head")
-    with pytest.raises(GuardError, match=r"head\.safetensors.*make train"):
-        requirements().admit("head", folder)
-
-
-def test_a_head_that_is_no_safetensors_file_or_not_the_card_s_is_refused(tmp_path: Path) -> None:
-    folder = save_head(tmp_path / "head", "head", seed=1)
-    (folder / HEAD_FILE).write_bytes(b"not one")
+    file = folder / HEAD_FILE
+    of_another_kind = load_file(file) | {"weight": np.ones((1, HIDDEN_SIZE), np.float32)}
+    file.write_bytes(b"not one")
     with pytest.raises(GuardError, match="not those of the card"):
-        requirements().admit("head", folder)
+        admitted(folder)
     save_card(folder, "head", "head")
     with pytest.raises(GuardError, match="cannot be read"):
-        requirements().admit("head", folder)
+        admitted(folder)
+    save_file(of_another_kind, file)
+    save_card(folder, "head", "head")
+    with pytest.raises(GuardError, match=r"head\.safetensors.*make train"):
+        admitted(folder)
 
 
-def test_a_head_of_another_width_is_not_served(engine: GuardEngine, tmp_path: Path) -> None:
-    folder = save_head(tmp_path / "wide", "wide", seed=1)
-    wide = load_file(folder / HEAD_FILE) | {"weight": np.ones(HIDDEN_SIZE + 1, np.float32)}
-    save_file(wide, folder / HEAD_FILE)
-    save_card(folder, "wide", "head")
-    with pytest.raises(GuardError, match=f"does not fit the base's states of {HIDDEN_SIZE}"):
-        engine.add("wide", folder)
-    assert "wide" not in engine.rules
-
-
-@pytest.mark.parametrize("words", [1, 25, 26, 27, 28, 29, 30, 31, 60, 600, 1800])
+@pytest.mark.parametrize("words", [1, 25, 26, 27, 28, 29, 30, 31, 600, 1800])
 def test_a_head_s_logit_is_that_of_plain_transformers(
     engine: GuardEngine, folders: Mapping[str, Path], words: int
 ) -> None:
@@ -228,22 +191,23 @@ def told(name: str) -> str:
     return "" if name in SILENT else text_of(name)
 
 
-def test_heads_aloras_loras_and_the_base_are_answered_in_one_call(
-    engine: GuardEngine, folders: Mapping[str, Path]
-) -> None:
+def test_all_kinds_of_rules_are_one_call(engine: GuardEngine, folders: Mapping[str, Path]) -> None:
     requests, expected = [], []
     for messages in (CONVERSATION[:1], CONVERSATION[:2], CONVERSATION):
-        for name in (TOLD[0], "medical_advice", SILENT[3], "plain", None, SILENT[4], TOLD[1]):
-            if name in folders:
-                text = told(str(name))
-                expected.append(reference_logit(messages, text, folders[str(name)]))
-            else:
-                text = RULE_TEXTS.get(str(name), "The assistant must not whistle.")
-                folder = adapter_folders()[name] if name else None
-                expected.append(peft_logit(messages, text, folder))
-            requests.append(ScoreRequest(messages, text, name))
-    assert logits(engine.score(requests)) == pytest.approx(expected, abs=2 * NATS)
-    assert len({round(logit, 2) for logit in expected}) > len(expected) // 2
+        for name in (TOLD[0], SILENT[3], SILENT[4], TOLD[1]):
+            requests.append(ScoreRequest(messages, told(name), name))
+            expected.append(reference_logit(messages, told(name), folders[name]))
+        for name, folder in adapter_folders().items():
+            requests.append(ScoreRequest(messages, RULE_TEXTS[name], name))
+            expected.append(peft_logit(messages, RULE_TEXTS[name], folder))
+        requests.append(ScoreRequest(messages, "The assistant must not whistle.", None))
+        expected.append(peft_logit(messages, requests[-1].rule_text, None))
+    order = random.Random(0).sample(range(len(requests)), len(requests))
+    scores = logits(engine.score([requests[index] for index in order]))
+    assert scores == pytest.approx([expected[index] for index in order], abs=2 * NATS)
+    assert (
+        len({round(logit, 2) for logit in expected}) > len(expected) // 2
+    )  # or any order would do
 
 
 def test_an_alora_s_head_reads_the_states_that_the_alora_makes(
@@ -257,9 +221,12 @@ def test_an_alora_s_head_reads_the_states_that_the_alora_makes(
         engine.add(name, folders[name])
     followed: list[bool] = []
     follow = decoder.follow
-    monkeypatch.setattr(
-        decoder, "follow", lambda *args: (followed.append(follow(*args)), followed[-1])[1]
-    )
+
+    def counted(*args: Any) -> bool:
+        followed.append(follow(*args))
+        return followed[-1]
+
+    monkeypatch.setattr(decoder, "follow", counted)
     try:
         for messages in (CONVERSATION[:1], CONVERSATION):
             check = engine.check(messages, [*names, "medical_advice", TOLD[0]])
@@ -279,6 +246,7 @@ def test_twenty_heads_on_one_suffix_are_one_request_and_its_tokens_are_counted_o
     requests = submitted(engine, monkeypatch)
     before, clock = engine.counters.scheduled_tokens, engine._dispatcher.virtual_time
     check = engine.check(CONVERSATION, SILENT)
+    assert engine._rules.adapter_count == len(RULE_TEXTS) < engine.backend.slots < len(SILENT)
     (length,) = [request.tokens for request in requests]
     assert [verdict.rule for verdict in check.verdicts] == SILENT
     expected = [reference_logit(CONVERSATION, "", folders[name]) for name in SILENT]
@@ -288,34 +256,19 @@ def test_twenty_heads_on_one_suffix_are_one_request_and_its_tokens_are_counted_o
     assert engine._dispatcher.virtual_time - clock == length
 
 
-def test_heads_share_a_request_only_on_the_same_conversation_suffix_and_salt(
-    engine: GuardEngine, monkeypatch: MonkeyPatch
-) -> None:
-    requests = submitted(engine, monkeypatch)
-    other = CONVERSATION[:2]
-    call = engine.submit(
-        [
-            ScoreRequest(CONVERSATION, "", SILENT[0]),
-            ScoreRequest(other, "", SILENT[1]),
-            ScoreRequest(CONVERSATION, "", SILENT[2], "salt"),
-            ScoreRequest(CONVERSATION, told(TOLD[0]), TOLD[0]),
-            ScoreRequest(other, "", SILENT[3]),
-            ScoreRequest(CONVERSATION, "", None),
-        ]
-    )
-    engine.cancel(call)
+def test_heads_share_only_equal_requests(engine: GuardEngine, monkeypatch: MonkeyPatch) -> None:
+    requests, other = submitted(engine, monkeypatch), CONVERSATION[:2]
+    asked = [ScoreRequest(CONVERSATION, "", SILENT[0]), ScoreRequest(other, "", SILENT[1])]
+    asked.append(ScoreRequest(CONVERSATION, "", SILENT[2], "salt"))
+    asked.append(ScoreRequest(CONVERSATION, told(TOLD[0]), TOLD[0]))
+    asked += [ScoreRequest(other, "", SILENT[3]), ScoreRequest(CONVERSATION, "", None)]
+    engine.cancel(engine.submit(asked))
     assert [request.wants_state for request in requests].count(True) == 4
     assert len(requests) == 5
 
 
-def test_a_prompt_that_cannot_be_judged_is_refused_for_every_head(engine: GuardEngine) -> None:
-    check = engine.check(long_conversation(3000), [*SILENT[:3], TOLD[0]])
-    assert list(check.refused) == [*SILENT[:3], TOLD[0]] and check.outcome == "unjudged"
-    assert check.refused[SILENT[1]].subject == f"rule '{SILENT[1]}'"
-
-
-def test_what_is_cancelled_leaves_nothing_behind(engine: GuardEngine) -> None:
-    """Before its first step, and between the steps of its prefill."""
+def test_what_is_cancelled_or_fails_is_gone(engine: GuardEngine, monkeypatch: MonkeyPatch) -> None:
+    """Before its first step, between the steps of its prefill, and when it is sampled from."""
     long = long_conversation(700)
     with steps_of(engine, 100):
         for steps in (0, 1, 3):
@@ -325,11 +278,7 @@ def test_what_is_cancelled_leaves_nothing_behind(engine: GuardEngine) -> None:
             assert not call.done
             engine.cancel(call)
             assert nothing_is_kept(engine) and not engine._dispatcher.in_flight
-    engine.check(CONVERSATION, [SILENT[0], "plain"])
-    assert nothing_is_kept(engine)
 
-
-def test_a_failed_step_leaves_no_kept_states(engine: GuardEngine, monkeypatch: MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         assert runner(engine).kept_states  # or this tests nothing
         raise RuntimeError("out of memory")
@@ -339,41 +288,19 @@ def test_a_failed_step_leaves_no_kept_states(engine: GuardEngine, monkeypatch: M
         with pytest.raises(RuntimeError, match="out of memory"):
             engine.check(CONVERSATION, SILENT)
     assert nothing_is_kept(engine)
-    assert not engine.check(CONVERSATION, SILENT).refused
+    assert not engine.check(CONVERSATION, [SILENT[0], "plain"]).refused
+    assert nothing_is_kept(engine)
 
 
-def test_where_no_state_can_be_given_a_head_is_refused_and_adapters_are_answered(
-    engine: GuardEngine, monkeypatch: MonkeyPatch
-) -> None:
+def test_heads_without_states_are_refused(engine: GuardEngine, monkeypatch: MonkeyPatch) -> None:
+    check = engine.check(long_conversation(3000), SILENT[:3])
+    assert list(check.refused) == SILENT[:3] and check.outcome == "unjudged"
+    assert check.refused[SILENT[1]].subject == f"rule '{SILENT[1]}'"
     monkeypatch.setattr(engine.backend, "_gives_states", False)
     check = engine.check(CONVERSATION, [SILENT[0], "plain", SILENT[1]])
     assert "gives no hidden states" in check.refused[SILENT[0]].why
     assert list(check.refused) == SILENT[:2]
-    assert [verdict.rule for verdict in check.verdicts] == ["plain"]
-
-
-@pytest.mark.parametrize("state", [None, np.full(HIDDEN_SIZE, math.nan, np.float32)])
-def test_a_state_that_is_missing_or_nan_is_refused_the_third_time_and_never_an_allow(
-    engine: GuardEngine, monkeypatch: MonkeyPatch, state: Any
-) -> None:
-    def step() -> list[EngineOutput]:
-        (request_id,) = engine._dispatcher.in_flight
-        engine.backend.cancel([request_id])
-        return [EngineOutput(request_id, 1.0, 0, 10, state)]
-
-    open_check = engine.open_check(CONVERSATION, SILENT[:2])
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.backend, "step", step)
-        for times in (1, 2, 3):
-            engine.step()
-            assert open_check.call.done == (times == 3)
-    check = open_check.result()
-    assert [refusal.subject for refusal in check.refused.values()] == ["verdict"] * 2
-    assert check.outcome == "unjudged"
-
-
-def test_heads_take_no_slots(engine: GuardEngine) -> None:
-    assert engine._rules.adapter_count == len(RULE_TEXTS) < engine.backend.slots < len(SILENT)
+    assert [verdict.rule for verdict in check.verdicts] == ["plain"]  # adapters are answered
 
 
 def conversation(rng: random.Random) -> list[Message]:
@@ -417,27 +344,111 @@ def test_serving_reads_the_spans_and_words_of_training(reads: Reads) -> None:
 
 
 def test_the_words_of_one_conversation_are_counted_once_in_a_call() -> None:
-    """An encoder's adapters have an output each, on the same spans."""
-    counted = CountedTexts()
+    """An encoder's adapters have an output each, on the same spans; a decoder's rules one for each
+    rule turn. They are what training counts, bit for bit.
+    """
+    counted, words = CountedTexts(), []
     texts = ((11, 12), (12, 13)), ((11, 12), (12, 13)), ((11, 12), (12, 14))
-    words = []
     for first, second in texts:
         spans = SpokenSpan("user", 0, first), SpokenSpan("user", 1, second)
         output = EngineOutput("1", math.nan, 0, 0, np.zeros((2, 4), np.float32), spans)
         words.append(HeadInput(output, [], counted).words("user"))
     assert words[0] is words[1] and words[2].keys.tolist() != words[0].keys.tolist()
+    prefix, of_prefix = [11, 12, 11, 12, 13], []
+    for number in range(3):
+        output = EngineOutput(str(number), 0.0, 0, 0, np.zeros(4, np.float32))
+        of_prefix.append(HeadInput(output, prefix, counted).words("user"))
+    assert all(rows is of_prefix[0] for rows in of_prefix)
+    for served, trained_on in zip(of_prefix[0], ngram_rows([prefix]), strict=True):
+        assert np.array_equal(served, trained_on)
     for token in range(MOST_COUNTED):
         counted.of(((token,),))
     assert counted.of(texts[0]) is not words[0]  # of a call's many conversations few are kept
 
 
-def test_the_words_of_a_decoder_s_conversation_are_counted_once_whatever_rules_are_told() -> None:
-    """An output for each rule turn; what training counts, bit for bit."""
-    counted, prefix = CountedTexts(), [11, 12, 11, 12, 13]
-    words = []
-    for number in range(3):
-        output = EngineOutput(str(number), 0.0, 0, 0, np.zeros(4, np.float32))
-        words.append(HeadInput(output, prefix, counted).words("user"))
-    assert all(each is words[0] for each in words)
-    for served, trained_on in zip(words[0], ngram_rows([prefix]), strict=True):
-        assert np.array_equal(served, trained_on)
+LAYERS, KEPT, SIZE = 4, 3, 128
+KINDS = {"medical_advice": "alora", "pii_leak": "alora", "refund_promise": "head", "plain": "lora"}
+WITH_HEAD = ("pii_leak", "refund_promise")
+
+
+def llama(layers: int = KEPT) -> LlamaForCausalLM:
+    """With grouped key/value heads and a tied embedding, as SmolLM2 has; its first layers."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=16384,
+        hidden_size=SIZE,
+        intermediate_size=256,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        initializer_range=0.1,
+    )
+    model = LlamaForCausalLM(config).eval()
+    model.model.layers = model.model.layers[:layers]
+    return model
+
+
+def adapted(folder: Path, rule: str, method: str, seed: int) -> nn.Module:
+    """What answers the rule in PEFT. The folder has its adapter, if it has one."""
+    folder.mkdir()
+    if method == "head":
+        return llama()
+    invocation = prompts().invocation(RULE_TEXTS[rule])
+    config = LoraConfig(r=8, lora_alpha=16, target_modules=LINEARS, task_type="CAUSAL_LM")
+    if method == "alora":
+        config.alora_invocation_tokens = list(invocation)
+    model = get_peft_model(llama(), config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    model.save_pretrained(str(folder))
+    return model.eval()
+
+
+def plain_logit(model: nn.Module, head: Head | None, request: ScoreRequest) -> float:
+    prompt = prompts().build(request.messages, request.rule_text)
+    with torch.no_grad():
+        output = model(input_ids=torch.tensor([prompt.token_ids]), output_hidden_states=True)
+    if head is None:
+        last = output.logits[0, -1]
+        return float(last[prompts().yes_id] - last[prompts().no_id])
+    state = output.hidden_states[-1][0, -1].double().numpy()
+    return head.logit(state[None], ngram_rows([prompt.token_ids[: prompt.invocation_start]]))
+
+
+def test_a_mixed_batch_is_peft_s_to_four_digits(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    base = tmp_path / "base"
+    llama(LAYERS).save_pretrained(base)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(BASE) / file, base / file)
+    monkeypatch.setattr(made_base, "CACHE", tmp_path / "cache")
+    cut = recipe().model_copy(update={"base": str(base), "layers": KEPT})
+    models: dict[str | None, nn.Module] = {None: llama()}
+    heads: dict[str | None, Head] = {}
+    for seed, (rule, method) in enumerate(KINDS.items()):
+        folder = tmp_path / rule
+        models[rule] = adapted(folder, rule, method, seed)
+        if rule in WITH_HEAD:
+            weight = torch.randn(SIZE, generator=torch.Generator().manual_seed(seed)).numpy()
+            heads[rule] = Head(weight, 0.5, NO_WORDS)
+            save_file(heads[rule].tensors(), folder / HEAD)
+        save_card(folder, rule, method, base=cut.base, base_revision=cut.base_revision)
+    rng = random.Random(0)
+    requests: list[ScoreRequest] = []
+    for _ in range(24):
+        said = " ".join(rng.choices(["refund", "knee", "which", "dose", "of", "it"], k=40))
+        messages = (*CONVERSATION[: rng.randrange(3)], Message("user", said))
+        name, text = rng.choice([*RULE_TEXTS.items(), (None, "The assistant must not whistle.")])
+        requests.append(ScoreRequest(messages, text, name))
+    with GuardEngine(cut, {rule: tmp_path / rule for rule in KINDS}, **ENGINE) as engine:
+        served = logits(engine.score(requests))
+    expected: list[float] = []
+    for request in requests:
+        model, head = models[request.adapter], heads.get(request.adapter)
+        expected.append(plain_logit(model, head, request))
+    assert served == pytest.approx(expected, abs=1e-4)
+    assert len({round(logit, 2) for logit in expected}) > len(expected) // 2

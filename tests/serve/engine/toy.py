@@ -28,7 +28,6 @@ class ToyBackend(Backend):
     def __init__(self) -> None:
         self.submitted: list[BackendRequest] = []
         self.loaded: dict[int, str] = {}
-        self.slotted: frozenset[int] = frozenset()
         self.is_refusing = False
         self.scrubs = 0
         self._waiting: dict[str, BackendRequest] = {}
@@ -45,7 +44,7 @@ class ToyBackend(Backend):
         del self.loaded[adapter.adapter_id]
 
     def in_slots(self) -> frozenset[int]:
-        return self.slotted
+        return frozenset()
 
     def submit(self, request: BackendRequest) -> str:
         if self.is_refusing:

@@ -1,28 +1,21 @@
-"""The server's process, and open-loop load on a real server around a toy engine."""
+"""What benchmarks put on a server, and the clock beside it: prompts, arrivals, open-loop load."""
 
 from __future__ import annotations
 
-import subprocess
 import time
+from collections import Counter
+from dataclasses import dataclass
 
+import numpy as np
 import pytest
+from pytest import MonkeyPatch
 
 from guard.errors import GuardError
-from guard.recipe import load_recipe
 from serve.api.app import create_app
-from serve.bench.workload.server import (
-    AT_ONCE,
-    HttpRun,
-    OpenLoopTraffic,
-    RunningServer,
-    SentCheck,
-    as_body,
-    rule_names,
-    send,
-    server_environment,
-    steady_rate,
-)
-from serve.bench.workload.traffic import RULES
+from serve.bench.workload.prompts import conversation, wordings
+from serve.bench.workload.server import HttpRun, SentCheck, as_body, send, steady_rate
+from serve.bench.workload.traffic import LENGTHS, RULES, arrivals, open_loop, zipf
+from tests.serve.cards import RULE_TEXTS, prompts
 from tests.serve.guarded import CONVERSATION
 from tests.serve.serving import serving
 from tests.serve.toy_engine import ToyEngine
@@ -30,22 +23,14 @@ from tests.serve.toy_engine import ToyEngine
 BODY = as_body(CONVERSATION, ["fine"])
 
 
-def test_checks_are_sent_when_they_are_due_and_each_is_accounted_for() -> None:
-    engine = ToyEngine({"fine": -2.0})
-    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
-        due_s = [0.0, 0.1, 0.3]
-        run = send(str(client.base_url), [BODY] * 3, due_s, 5.0)
-    assert run.count(200) == len(run.answered_s) == 3
-    assert run.wall_s >= 0.3
-    assert all(0 < latency < run.wall_s for latency in run.answered_s)
-
-
-def test_no_more_checks_are_under_way_than_may_be() -> None:
+def test_checks_are_sent_when_they_are_due_and_no_more_are_under_way_than_may_be() -> None:
     engine = ToyEngine({"fine": -2.0})
     engine.on_step = lambda: time.sleep(0.02)
     with serving(create_app(engine)) as client:  # type: ignore[arg-type]
+        assert send(str(client.base_url), [BODY] * 3, [0.0, 0.1, 0.3], 5.0).wall_s >= 0.3
         run = send(str(client.base_url), [BODY] * 9, [0.0] * 9, 5.0, at_once=3)
-    assert run.count(200) == 9
+    assert run.count(200) == len(run.answered_s) == 9
+    assert all(0 < latency < run.wall_s for latency in run.answered_s)
     began_s = [check.latency_s - check.waited_s for check in run.sent]
     under_way: list[int] = []
     for moment_s in began_s:
@@ -55,31 +40,15 @@ def test_no_more_checks_are_under_way_than_may_be() -> None:
 
 
 @pytest.mark.slow
-def test_what_the_server_sheds_is_counted_and_has_no_latency_of_an_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_the_server_sheds_is_counted(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr("serve.engine.thread.engine_thread.MAX_QUEUED", 1)
     monkeypatch.setattr("serve.engine.thread.engine_thread.MAX_OPEN", 1)
     engine = ToyEngine({"fine": -2.0})
     engine.on_step = lambda: time.sleep(0.2)
     with serving(create_app(engine)) as client:  # type: ignore[arg-type]
         run = send(str(client.base_url), [BODY] * 8, [0.01 * n for n in range(8)], 5.0)
-    assert run.count(503) > 0 and run.count(200) > 0
-    assert run.count(503) + run.count(200) == 8
-    assert len(run.answered_s) == run.count(200)
-
-
-def test_new_conversations_arrive_at_the_rate_and_saturate_when_they_come_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("serve.bench.workload.server.SATURATING_CHECKS", 2 * AT_ONCE)
-    engine = ToyEngine(dict.fromkeys(rule_names(RULES[1]), -2.0))
-    with serving(create_app(engine)) as client:  # type: ignore[arg-type]
-        traffic = OpenLoopTraffic(load_recipe("tiny"), str(client.base_url))
-        run, due_s = traffic.run(100.0, 10, seed=3, deadline_s=5.0)
-        assert len(due_s) == run.count(200) == 10
-        assert run.wall_s >= due_s[-1] > 0
-        assert traffic.saturation() > AT_ONCE / 60
+    assert run.count(503) > 0 and run.count(503) + run.count(200) == 8
+    assert len(run.answered_s) == run.count(200) > 0
 
 
 def test_the_rate_is_that_of_the_middle_where_as_many_checks_are_under_way_all_the_time() -> None:
@@ -97,22 +66,59 @@ def test_only_answers_count_as_late_and_from_when_they_were_sent() -> None:
     assert run.answered_s == [0.1, 5.02, 7.0]
 
 
-def test_a_server_s_threads_wait_as_those_of_make_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.delenv(name, raising=False)
-    assert server_environment()["GOMP_SPINCOUNT"] == "10000"
-    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
-    assert server_environment()["GOMP_SPINCOUNT"] == "7"
-    monkeypatch.delenv("GOMP_SPINCOUNT")
-    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
-    assert "GOMP_SPINCOUNT" not in server_environment()
+@dataclass
+class Answered:
+    done: bool = True
 
 
-def test_the_memory_of_a_server_that_has_ended_is_an_error() -> None:
-    process = subprocess.Popen(["sleep", "60"], text=True)
-    server = RunningServer("http://here", process)
-    assert 0 < server.memory_mib() < 100
-    process.kill()
-    process.wait()
-    with pytest.raises(GuardError, match="the server has ended"):
-        server.memory_mib()
+def test_requests_that_wait_for_a_slow_server_count_their_waiting() -> None:
+
+    def submit(_: int) -> Answered:
+        time.sleep(0.02)
+        return Answered()
+
+    assert open_loop(submit, lambda: None, [0.0, 0.001]).latencies_s[1] >= 0.035
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.2])
+def test_zipf_s_law_is_followed(alpha: float) -> None:
+    drawn = Counter(zipf(50, alpha, 200_000, seed=1))
+    assert drawn[0] / drawn[9] == pytest.approx(10**alpha, rel=0.1)
+    few = [zipf(50, alpha, 100, seed) for seed in (1, 1, 2)]
+    assert few[0] == few[1] != few[2]
+
+
+def test_conversations_have_real_lengths_and_a_few_rules_each() -> None:
+    drawn = arrivals(prompts(), 5.0, 200, seed=3)
+    lengths = sorted(len(prompts().prefix_ids(arrival.messages)) for arrival in drawn)
+    assert lengths[0] >= LENGTHS[0] - 5 and lengths[-1] <= LENGTHS[-1] + 5
+    assert np.median(lengths) == pytest.approx(LENGTHS[10], rel=0.1)
+    assert {len(arrival.rules) for arrival in drawn} == set(range(RULES[0], RULES[1] + 1))
+    assert all(len(set(arrival.rules)) == len(arrival.rules) for arrival in drawn)
+    assert drawn[-1].due_s == pytest.approx(40, rel=0.3)
+    assert drawn == arrivals(prompts(), 5.0, 200, seed=3)
+    others = arrivals(prompts(), 5.0, 200, seed=4)
+    assert not {arrival.messages for arrival in drawn} & {arrival.messages for arrival in others}
+
+
+def test_a_conversation_has_the_length_that_was_asked_for_and_new_words() -> None:
+    for tokens in (60, 100, 250, 1000):
+        made = prompts().prefix_ids(conversation(prompts(), tokens, seed=1))
+        assert abs(len(made) - tokens) <= 5
+    first, second = (prompts().prefix_ids(conversation(prompts(), 500, seed)) for seed in (1, 2))
+    end = len(prompts().prefix_ids([])) + 32  # a block
+    assert first[:end] != second[:end]  # they share nothing but the head
+    with pytest.raises(GuardError, match="length"):
+        conversation(prompts(), 20, seed=1)
+
+
+def test_as_many_distinct_wordings_as_rules_each_of_a_rule_s_length() -> None:
+    texts = list(RULE_TEXTS.values())
+    worded = wordings(texts, 100)
+    assert len(set(worded)) == 100 and worded[: len(texts)] == texts
+    lengths = {tuple(sorted(text.split())) for text in worded}
+    assert lengths == {tuple(sorted(text.split())) for text in texts}
+    assert wordings(texts, 2) == texts[:2]
+    assert wordings([""], 3) == ["", "", ""]  # an adapter that reads nothing
+    with pytest.raises(GuardError, match="too short for so many wordings"):
+        wordings(["two words"], 3)

@@ -1,9 +1,14 @@
-"""The memory that a recipe gives is filled and not exceeded, by real tensors' sizes."""
+"""What vLLM is started with: its environment, and its arguments. The memory that a recipe gives is
+filled and not exceeded, by real tensors' sizes.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,28 +53,14 @@ def test_the_memory_is_filled_and_not_exceeded(device_gib: float, adapters: int)
     assert "max_cpu_loras" not in found
 
 
-def test_too_little_for_a_conversation_and_an_adapter_says_how_much_is_needed() -> None:
+def test_slots_that_are_stated_are_counted_and_too_little_says_how_much_is_needed() -> None:
+    stated = shared_out(ServingMemory(device_gib=1.0), SIZES, 10, CONTEXT, slots=100)
+    assert stated == {"max_loras": 100, "kv_cache_memory_bytes": GIB - 100 * SIZES.adapter}
+    with pytest.raises(GuardError, match=r"300 slots for adapters.*Give at least 1\.12"):
+        shared_out(ServingMemory(device_gib=1.0), SIZES, 10, CONTEXT, slots=300)
     with pytest.raises(GuardError, match=r"Give at least 0\.01"):
         shared_out(ServingMemory(device_gib=0.001), SIZES, 10, CONTEXT)
     shared_out(ServingMemory(device_gib=0.0062), SIZES, 10, CONTEXT)
-
-
-def test_slots_that_are_stated_are_counted() -> None:
-    found = shared_out(ServingMemory(device_gib=1.0), SIZES, 10, CONTEXT, slots=100)
-    assert found == {"max_loras": 100, "kv_cache_memory_bytes": GIB - 100 * SIZES.adapter}
-    with pytest.raises(GuardError, match=r"300 slots for adapters.*Give at least 1\.12"):
-        shared_out(ServingMemory(device_gib=1.0), SIZES, 10, CONTEXT, slots=300)
-
-
-def test_a_layer_that_the_base_has_not_is_named() -> None:
-    with pytest.raises(
-        GuardError, match=r"lora_target_modules: qkv_proj.*down_proj, .*gate_proj, k_proj"
-    ):
-        sizes_of(recipe(), 8, ["q_proj", "qkv_proj"])
-    config = AutoConfig.from_pretrained(recipe().base_path)
-    sizes = sizes_of(recipe(), 8, ["lm_head"])
-    assert sizes.adapter == 8 * (config.vocab_size + config.hidden_size) * 4
-    assert sizes.host_adapter == sizes.adapter  # beside no GPU nothing is pinned
 
 
 def test_host_memory_holds_as_many_adapters_as_fit() -> None:
@@ -82,23 +73,27 @@ def test_host_memory_holds_as_many_adapters_as_fit() -> None:
 
 def test_the_sizes_are_those_of_an_adapter_and_of_a_token(tmp_path: Path) -> None:
     folder = save_adapter(tmp_path / "one", "one", seed=1, rank=8)
-    tensors = load_file(folder / "adapter_model.safetensors")
-    layers = sorted({name.split(".")[-3] for name in tensors})
-    sizes = sizes_of(recipe(), 8, layers)
-    assert sizes.adapter == sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
+    layers: dict[str, int] = {}  # bytes
+    for name, tensor in load_file(folder / "adapter_model.safetensors").items():
+        layer = name.split(".")[-3]
+        layers[layer] = layers.get(layer, 0) + tensor.numel() * tensor.itemsize
+    sizes = sizes_of(recipe(), 8, sorted(layers))
+    assert sizes.adapter == sizes.host_adapter == sum(layers.values())  # pinned beside a GPU alone
+    attention = sizes_of(recipe(), 8, ["q_proj", "v_proj"])
+    assert attention.adapter == layers["q_proj"] + layers["v_proj"]
     config = AutoConfig.from_pretrained(recipe().base_path)
-    beside = 2 * 8 * (config.vocab_size + config.hidden_size) * 4  # embeddings, output layer
-    assert sizes_of(recipe(), 8, None).adapter == sizes.adapter + beside
+    one_layer = 8 * (config.vocab_size + config.hidden_size) * 4
+    assert sizes_of(recipe(), 8, ["lm_head"]).adapter == one_layer
+    every_layer = sizes_of(recipe(), 8, None)  # embeddings and output layer too
+    assert every_layer.adapter == sizes.adapter + 2 * one_layer
     heads = config.num_hidden_layers * config.num_key_value_heads
     assert sizes.token == 2 * heads * config.head_dim * 4
-    attention = 0
-    for name, tensor in tensors.items():
-        if "q_proj" in name or "v_proj" in name:
-            attention += tensor.numel() * 4
-    assert sizes_of(recipe(), 8, ["q_proj", "v_proj"]).adapter == attention
+    unknown = r"lora_target_modules: qkv_proj.*down_proj, .*gate_proj, k_proj"
+    with pytest.raises(GuardError, match=unknown):
+        sizes_of(recipe(), 8, ["q_proj", "qkv_proj"])
 
 
-def adapter_of(*modules: str) -> ServableAdapter:
+def adapter_of(*modules: str) -> Any:
     card: Any = None  # no argument depends on it
     return ServableAdapter("rule", Path("folder"), card, frozenset(modules))
 
@@ -132,12 +127,10 @@ def test_of_the_layers_that_are_named_those_are_prepared_that_an_adapter_has() -
 
 
 def test_host_memory_holds_every_adapter_to_come_and_at_least_one_for_every_slot() -> None:
-    adapters = [adapter_of("q_proj")] * 5
-
     without_limits = with_engine().model_copy(update={"serving_memory": ServingMemory()})
 
     def kept(**overrides: object) -> object:
-        return engine_args(without_limits, adapters, overrides)["max_cpu_loras"]
+        return engine_args(without_limits, [adapter_of("q_proj")] * 5, overrides)["max_cpu_loras"]
 
     assert kept() == kept(max_loras=8) == ALL_ADAPTERS  # those too that are served later
     assert kept(max_loras=2, max_cpu_loras=3) == 3
@@ -146,24 +139,20 @@ def test_host_memory_holds_every_adapter_to_come_and_at_least_one_for_every_slot
 
 def test_what_is_stated_wins_over_what_follows_from_the_memory() -> None:
     memory = ServingMemory(device_gib=1.0, host_gib=0.5)
-    of_recipe = recipe().model_copy(update={"engine": {}, "serving_memory": memory})
-    adapters = [adapter_of("q_proj")] * 3
-    args = engine_args(of_recipe, adapters, {})
-    assert args["max_loras"] == 3 and args["kv_cache_memory_bytes"] > 0
-    args = engine_args(of_recipe, adapters, {"max_loras": 7, "kv_cache_memory_bytes": 5})
-    assert (args["max_loras"], args["kv_cache_memory_bytes"]) == (7, 5)
-    assert engine_args(of_recipe, [], {})["max_loras"] == 1  # an engine of heads alone
+    adapter = sizes_of(recipe(), DEFAULT_MAX_RANK, None).adapter
+
+    def slots_and_cache(engine: dict[str, Any], adapters: int, **stated: int) -> tuple[int, int]:
+        of_recipe = with_engine(**engine).model_copy(update={"serving_memory": memory})
+        args = engine_args(of_recipe, [adapter_of("q_proj")] * adapters, stated)
+        return args["max_loras"], args["kv_cache_memory_bytes"]
+
+    assert slots_and_cache({}, 3) == (3, GIB - 3 * adapter)
+    assert slots_and_cache({}, 0) == (1, GIB - adapter)  # an engine of heads alone
+    assert slots_and_cache({}, 3, max_loras=7, kv_cache_memory_bytes=5) == (7, 5)
     # What the caller's slots leave is the cache's.
-    of_recipe = of_recipe.model_copy(update={"engine": {"max_loras": 2}})
-    adapter = sizes_of(of_recipe, DEFAULT_MAX_RANK, None).adapter
-    args = engine_args(of_recipe, adapters, {"max_loras": 7})
-    assert (args["max_loras"], args["kv_cache_memory_bytes"]) == (7, GIB - 7 * adapter)
+    assert slots_and_cache({"max_loras": 2}, 3, max_loras=7) == (7, GIB - 7 * adapter)
     with pytest.raises(GuardError, match="10000 slots for adapters"):
-        engine_args(of_recipe, [], {"max_loras": 10_000})
-
-
-def decoder_args(of_base: Recipe, overrides: dict[str, Any]) -> dict[str, Any]:
-    return engine_args(of_base, [], overrides)
+        slots_and_cache({}, 0, max_loras=10_000)
 
 
 @pytest.fixture
@@ -179,15 +168,14 @@ def narrow(**changes: object) -> Recipe:
 
 
 @pytest.mark.usefixtures("on_a_gpu")
-@pytest.mark.parametrize(
-    ("of_base", "args_of"),
-    [(recipe(), decoder_args), (load_recipe("minilm"), encoder_args)],
-    ids=["decoder", "encoder"],
-)
-def test_on_a_gpu_float32_is_refused_with_the_line_to_write(of_base: Recipe, args_of: Any) -> None:
-    with pytest.raises(GuardError, match=r"dtype: .*float32.*`dtype: \{cpu: float32, cuda: bfloat"):
-        args_of(of_base, {})
-    args_of(of_base, {"enable_lora": False})
+def test_on_a_gpu_float32_is_refused_with_the_line_to_write() -> None:
+    problem = r"dtype: .*float32.*`dtype: \{cpu: float32, cuda: bfloat"
+    minilm, without = load_recipe("minilm"), {"enable_lora": False}
+    with pytest.raises(GuardError, match=problem):
+        engine_args(recipe(), [], {})
+    with pytest.raises(GuardError, match=problem):
+        encoder_args(minilm, {})
+    assert engine_args(recipe(), [], without) and encoder_args(minilm, without)
     engine_args(narrow(), [], {})
 
 
@@ -201,18 +189,14 @@ def test_every_recipe_has_a_dtype_that_a_gpu_reads(name: str, monkeypatch: Monke
     ("device", "missing", "stated", "is_eager"),
     [
         ("cpu", None, {}, False),
-        ("cpu", "a C++ compiler (g++)", {}, True),
+        ("cpu", "g++", {}, True),
         ("cpu", None, {"enforce_eager": True}, True),
-        ("cpu", "a C++ compiler (g++)", {"enforce_eager": False}, False),
-        ("cuda", "a C++ compiler (g++)", {}, None),
+        ("cpu", "g++", {"enforce_eager": False}, False),
+        ("cuda", "g++", {}, None),
     ],
 )
-def test_a_model_is_compiled_where_that_is_possible_and_not_refused(
-    device: str,
-    missing: str | None,
-    stated: dict[str, bool],
-    is_eager: bool | None,
-    monkeypatch: MonkeyPatch,
+def test_a_model_is_compiled_where_it_can_be(
+    device: str, missing: str | None, stated: Any, is_eager: bool | None, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arguments, "installed_device", lambda: device)
     monkeypatch.setattr(arguments, "missing_for_compiling", lambda: missing)
@@ -240,27 +224,20 @@ def test_the_output_layer_computes_in_float32_unless_the_recipe_says_otherwise()
 
 
 @pytest.mark.usefixtures("on_a_gpu")
-def test_two_engines_with_their_part_of_a_gpu_fit_into_it() -> None:
-    memory = ServingMemory(device_gib=8.0)
-    args = engine_args(narrow(serving_memory=memory), [], {})
+def test_engines_beside_each_other_fit_into_a_gpu(monkeypatch: MonkeyPatch) -> None:
+    """An encoder keeps no keys and values; vLLM would want 92 % of all memory to be free."""
+    monkeypatch.setattr(guard.recipe, "installed_device", lambda: "cuda")
+    of_part = narrow(serving_memory=ServingMemory(device_gib=8.0))
     weights = sizes_of(narrow(), 8, None).weights
     wanted = (weights + 8 * GIB + arguments.WORKSPACE_BYTES) / (80 * GIB)
-    assert args["gpu_memory_utilization"] == pytest.approx(wanted)
-    assert 2 * args["gpu_memory_utilization"] < 1
-    stated = engine_args(narrow(serving_memory=memory), [], {"gpu_memory_utilization": 0.5})
-    assert stated["gpu_memory_utilization"] == 0.5
+    share = engine_args(of_part, [], {})["gpu_memory_utilization"]
+    assert share == pytest.approx(wanted) and 2 * share < 1
+    assert encoder_args(load_recipe("minilm"), {})["gpu_memory_utilization"] <= 0.05
+    stated = {"gpu_memory_utilization": 0.5}
+    for args in (engine_args(of_part, [], stated), encoder_args(load_recipe("minilm"), stated)):
+        assert args["gpu_memory_utilization"] == 0.5
     whole = engine_args(narrow(serving_memory=ServingMemory(host_gib=1.0)), [], {})
     assert "gpu_memory_utilization" not in whole
-
-
-@pytest.mark.usefixtures("on_a_gpu")
-def test_an_encoder_leaves_a_gpu_to_the_engine_beside_it(monkeypatch: MonkeyPatch) -> None:
-    """It keeps no keys and values; vLLM would want 92 % of all memory to be free."""
-    monkeypatch.setattr(guard.recipe, "installed_device", lambda: "cuda")
-    minilm = load_recipe("minilm")
-    assert encoder_args(minilm, {})["gpu_memory_utilization"] <= 0.05
-    stated = encoder_args(minilm, {"gpu_memory_utilization": 0.5})
-    assert stated["gpu_memory_utilization"] == 0.5
 
 
 @pytest.mark.usefixtures("on_a_gpu")
@@ -286,3 +263,23 @@ def test_a_base_that_is_no_gliner2_or_has_another_encoder_is_refused(tmp_path: P
     config.unlink()
     with pytest.raises(GuardError, match="the base is no GLiNER2"):
         gliner2_args(toy, {})
+
+
+READ_BY_VLLM = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+}
+
+
+def test_one_process_has_a_thread_a_core_unless_the_shell_differs() -> None:
+    """And its environment is set before vLLM is imported."""
+    code = (
+        "import json, os, sys, serve.engine.backends.environment;"
+        f"print(json.dumps([*map(os.environ.get, {list(READ_BY_VLLM)}), 'vllm' in sys.modules]))"
+    )
+    inherited = {name: value for name, value in os.environ.items() if name not in READ_BY_VLLM}
+    for said in ({}, {"OMP_NUM_THREADS": "7", "VLLM_LOGGING_LEVEL": "INFO"}):
+        found = subprocess.check_output([sys.executable, "-c", code], env=inherited | said)
+        assert json.loads(found) == [*(READ_BY_VLLM | said).values(), False]

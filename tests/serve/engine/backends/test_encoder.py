@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_tensors
 from safetensors.torch import save_file as save_tensors
@@ -22,15 +21,13 @@ from serve.engine import GuardEngine, ScoreRequest
 from serve.engine.head import CLASSIFIER, load_classifier
 from tests.serve.encoder_rules import (
     ENGINE,
-    builder,
-    frozen_encoder,
     recipe,
     reference_logit,
     save_encoder_card,
     save_encoder_head,
     save_encoder_rule,
 )
-from tests.serve.engine.shared import logits as logits_of
+from tests.serve.engine.shared import logits
 
 pytestmark = pytest.mark.slow
 
@@ -83,89 +80,24 @@ def engine(folders: dict[str, Path]) -> Iterator[GuardEngine]:
         yield engine
 
 
-def logits(engine: GuardEngine, requests: list[ScoreRequest]) -> list[float]:
-    return logits_of(engine.score(requests))
-
-
 def test_a_mixed_batch_is_peft_s_by_rule(engine: GuardEngine, folders: dict[str, Path]) -> None:
+    """Whoever a rule judges, also where nobody of them speaks: then all of it is judged."""
     requests: list[ScoreRequest] = []
     for messages in CONVERSATIONS:
         requests += [ScoreRequest(messages, "", name) for name in folders]
-    for request, logit in zip(requests, logits(engine, requests), strict=True):
+    for request, logit in zip(requests, logits(engine.score(requests)), strict=True):
         assert request.adapter is not None
         expected = reference_logit(request.messages, folders[request.adapter])
         assert logit == pytest.approx(expected, abs=PARITY), request.adapter
 
 
-def test_a_logit_is_independent_of_its_batch_mates(engine: GuardEngine) -> None:
-    for rule in ("all", "low", "head2"):
-        (alone,) = logits(engine, [ScoreRequest(SHORT, "", rule)])
-        mates = [ScoreRequest(LONG, "", name) for name in ADAPTERS]
-        mates += [ScoreRequest(EVERYBODY, "", name) for name in HEADS]
-        together = logits(engine, [*mates, ScoreRequest(SHORT, "", rule), *mates])
-        assert together[len(mates)] == pytest.approx(alone, abs=PARITY)
-
-
-def test_the_order_of_the_rules_changes_nothing(engine: GuardEngine) -> None:
-    names, found = [*ADAPTERS, *HEADS], []
-    for rules in (names, names[::-1]):
-        verdicts = engine.check(EVERYBODY, rules).verdicts
-        assert [verdict.rule for verdict in verdicts] == rules
-        found.append({verdict.rule: verdict.logit for verdict in verdicts})
-    assert found[0] == pytest.approx(found[1], abs=PARITY)
-
-
-ADVICE = "Take 800 mg of ibuprofen every four hours."
-
-
-def test_another_speaker_s_violation_changes_nothing(engine: GuardEngine, tmp_path: Path) -> None:
-    """The same weights, by who is judged."""
-    for said_by, other in (("user", "assistant"), ("assistant", "user")):
-        messages = (Message(other, "The sky is blue today."), Message(said_by, ADVICE))
-        weight, bias = head_that_tells(messages)
-        verdicts: dict[str, bool] = {}
-        for reads in ("user", "assistant", "conversation"):
-            name = f"{reads} of {said_by}"
-            folder = save_encoder_head(
-                tmp_path / name, seed=0, reads=reads, weight=weight, bias=bias
-            )
-            engine.add(name, folder)
-            verdicts[reads] = engine.check(messages, [name]).verdicts[0].violates
-            engine.remove(name)
-        assert verdicts == {said_by: True, other: False, "conversation": True}
-
-
-def head_that_tells(messages: tuple[Message, Message]) -> tuple[np.ndarray, float]:
-    """Weight and bias by which the second turn violates and the first does not."""
-    (window,) = builder().windows(builder().prefix_ids(messages), "conversation")
-    with torch.inference_mode():
-        states = frozen_encoder()(input_ids=torch.tensor([window.token_ids])).last_hidden_state[0]
-    first, second = (
-        states[start:end].mean(0).numpy() for start, end, *_ in builder().spans(window)
-    )
-    weight = second - first
-    return weight, -float(weight @ (first + second) / 2)
-
-
-def test_where_nobody_is_judged_all_of_it_is(engine: GuardEngine, tmp_path: Path) -> None:
-    """A violation that comes under another speaker's name is not lost."""
-    messages = (Message("user", ADVICE),)
-    readers: dict[str, Judged] = {"whole": "conversation", "narrow": "assistant"}
-    for name, reads in readers.items():
-        engine.add(name, save_encoder_head(tmp_path / name, seed=3, reads=reads))
-    whole, narrow = engine.check(messages, list(readers)).verdicts
-    for name in readers:
-        engine.remove(name)
-    assert whole.logit == narrow.logit
-
-
 def test_eviction_changes_nothing(engine: GuardEngine) -> None:
     """Six adapters, four slots."""
-    before = logits(engine, [ScoreRequest(SHORT, "", name) for name in ADAPTERS])
+    before = logits(engine.score([ScoreRequest(SHORT, "", name) for name in ADAPTERS]))
     swap_ins = engine.counters.swap_ins
     for _ in range(2):
         for name, logit in zip(ADAPTERS, before, strict=True):
-            (again,) = logits(engine, [ScoreRequest(SHORT, "", name)])
+            (again,) = logits(engine.score([ScoreRequest(SHORT, "", name)]))
             assert again == pytest.approx(logit, abs=PARITY)
     assert engine.counters.swap_ins > swap_ins
     assert engine.counters.adapter_loads == len(ADAPTERS)
@@ -173,8 +105,7 @@ def test_eviction_changes_nothing(engine: GuardEngine) -> None:
 
 def test_heads_on_the_frozen_encoder_share_one_reading(engine: GuardEngine) -> None:
     """Whoever is judged: each takes its part of the states."""
-    check = engine.check(SHORT, list(HEADS))
-    one = engine.check(SHORT, ["head1"])
+    check, one = (engine.check(SHORT, rules) for rules in (list(HEADS), ["head1"]))
     assert check.computed_tokens == one.computed_tokens > 0
     adapters = engine.check(SHORT, ["all", "low"])
     assert adapters.computed_tokens == 2 * one.computed_tokens
@@ -203,8 +134,7 @@ def test_a_classifier_in_bfloat16_is_read_as_float32(tmp_path: Path) -> None:
 Tensors = dict[str, np.ndarray]
 
 
-def of_another_layer(tensors: Tensors) -> Tensors:
-    """vLLM would drop it silently."""
+def of_another_layer(tensors: Tensors) -> Tensors:  # vLLM would drop it silently
     return {key.replace("layer.5.", "layer.9."): value for key, value in tensors.items()}
 
 
@@ -243,7 +173,7 @@ def test_an_adapter_with_other_tensors_or_without_its_words_is_refused(
 
 
 @pytest.mark.parametrize(("slots", "forwards"), [(1, 16), (4, 4)])
-def test_64_requests_over_16_adapters_take_as_many_forwards_as_slots_leave(
+def test_a_forward_takes_as_many_as_slots(
     folders: dict[str, Path], slots: int, forwards: int
 ) -> None:
     names = {f"rule{index}": folders["low"] for index in range(16)}

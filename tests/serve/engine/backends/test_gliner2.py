@@ -24,13 +24,12 @@ from tests.gliner2_toy import (
     save_base,
     save_card,
 )
-from tests.serve.engine.shared import logits as logits_of
+from tests.serve.engine.shared import logits
 
 pytestmark = pytest.mark.slow
 
 PARITY = 1e-5
 SHORT = (Message("user", "My head hurts."), Message("assistant", "Take 800 mg of ibuprofen."))
-LONGER = (*SHORT, Message("user", "And then?"))
 LONG = (Message("user", "Tell me a story."), Message("assistant", "A knee hurt. " * 60))
 # Name -> rank, targets and the rule's text. More than there are slots.
 RULES: dict[str, tuple[int, tuple[str, ...], str]] = {
@@ -63,38 +62,23 @@ def engine(recipe: Recipe, folders: dict[str, Path]) -> Iterator[GuardEngine]:
         yield engine
 
 
-def request(messages: tuple[Message, ...], name: str) -> ScoreRequest:
-    return ScoreRequest(messages, RULES[name][2], name)
-
-
-def logits(engine: GuardEngine, requests: list[ScoreRequest]) -> list[float]:
-    return logits_of(engine.score(requests))
-
-
 def test_a_mixed_batch_says_what_gliner2_says_with_each_alone(
     engine: GuardEngine, recipe: Recipe, folders: dict[str, Path]
 ) -> None:
     """And without one: the base answers a rule that it is told."""
     builder = Gliner2PromptBuilder.of(recipe)
-    requests: list[ScoreRequest] = []
+    asked: list[tuple[tuple[Message, ...], str, str | None]] = []
     expected: list[float] = []
+    assert len(builder.windows(builder.build(LONG, RULES["all"][2]).token_ids, "assistant")) > 2
     for messages in (SHORT, LONG):
-        requests.append(ScoreRequest(messages, "The user must not be rude.", None))
-        requests += [request(messages, name) for name in RULES]
-    for asked in requests:
-        model = adapted(folders[asked.adapter] if asked.adapter else None)
-        expected.append(reference_logit(model, builder, asked.messages, asked.rule_text))
-    for asked, logit, reference in zip(requests, logits(engine, requests), expected, strict=True):
-        assert logit == pytest.approx(reference, abs=PARITY), asked.adapter
+        asked.append((messages, "The user must not be rude.", None))
+        asked += [(messages, text, name) for name, (_, _, text) in RULES.items()]
+    for messages, text, name in asked:
+        model = adapted(folders[name] if name else None)
+        expected.append(reference_logit(model, builder, messages, text))
+    served = logits(engine.score([ScoreRequest(*request) for request in asked]))
+    assert served == pytest.approx(expected, abs=PARITY)
     assert len({round(logit, 3) for logit in expected}) == len(expected)
-
-
-def test_of_several_windows_the_highest_label_counts(engine: GuardEngine, recipe: Recipe) -> None:
-    builder = Gliner2PromptBuilder.of(recipe)
-    windows = builder.windows(builder.build(LONG, RULES["all"][2]).token_ids, "assistant")
-    assert len(windows) > 2
-    check = engine.check(LONG, ["all"])
-    assert check.computed_tokens == sum(len(window.token_ids) for window in windows)
 
 
 def test_a_rule_that_is_not_said_is_refused_and_a_state_is_not_given(engine: GuardEngine) -> None:

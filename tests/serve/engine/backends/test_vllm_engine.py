@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,54 +39,60 @@ def test_an_engine_argument_that_vllm_does_not_have_is_named_with_the_nearest_on
         GuardEngine(recipe(), {}, blocksize=32)
 
 
-def test_an_engine_that_does_not_start_names_memory_settings(monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE")
-    with pytest.raises(GuardError, match=r"did not start.*kv_cache_memory_bytes"):
-        GuardEngine(recipe(), {}, kv_cache_memory_bytes=2**50)
-
-
-def test_every_b_lies_in_memory_by_columns(engine: GuardEngine) -> None:
-    def layouts(worker: Any) -> list[bool]:
-        modules = worker.model_runner.lora_manager._adapter_manager.modules.values()
-        return [part.mT.is_contiguous() for module in modules for part in module.lora_b_stacked]
-
-    (found,) = engine.backend._engine.collective_rpc(layouts)
-    assert len(found) == 6 * (3 + 1 + 2 + 1) and all(found)
-
-
-def test_a_closed_engine_leaves_those_beside_it_alone(engine: GuardEngine, tmp_path: Path) -> None:
-    """The one beside serves heads only, and answers without any adapter."""
-    folder = save_adapter(tmp_path / "beside", "beside", seed=30)
-    head = save_head(tmp_path / "head", "head", seed=31)
-    with GuardEngine(recipe(), {"head": head}, **ENGINE) as of_heads:
-        (verdict,) = of_heads.check(CONVERSATION).verdicts
-        expected = reference_logit(CONVERSATION, of_heads.rules["head"].rule_text, head)
-        assert verdict.logit == pytest.approx(expected, abs=NATS)
-    engine.add("beside", folder)
-    assert_peft(engine, ["beside"])
-    engine.remove("beside")
-
-
-@pytest.mark.parametrize(
-    ("error", "problem"),
-    [
-        (AssertionError(), r"did not start: AssertionError\(\).*engine section"),
-        (
-            CppCompileError(["g++"], "no space left"),
-            r"(?s)did not start: .*no space left.*enforce_eager: true",
-        ),
-    ],
-    ids=["an assertion of vLLM's", "a compiler that fails"],
-)
-def test_an_engine_that_does_not_start_is_an_error_with_a_remedy(
-    error: Exception, problem: str, monkeypatch: MonkeyPatch
-) -> None:
+def fails_with(error: Exception) -> Callable[[object], None]:
     def start(_: object) -> None:
         raise error
 
-    monkeypatch.setattr(vllm_engine.LLMEngine, "from_engine_args", start)
+    return start
+
+
+COMPILER = CppCompileError(["g++"], "no space left")
+
+
+@pytest.mark.parametrize(
+    ("start", "problem"),
+    [
+        (None, r"did not start.*kv_cache_memory_bytes"),
+        (fails_with(AssertionError()), r"did not start: AssertionError\(\).*engine section"),
+        (fails_with(COMPILER), r"(?s)did not start: .*no space left.*enforce_eager: true"),
+    ],
+    ids=["too much memory", "an assertion of vLLM's", "a compiler that fails"],
+)
+def test_what_does_not_start_has_a_remedy(
+    start: Any, problem: str, monkeypatch: MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE")
+    if start is not None:
+        monkeypatch.setattr(vllm_engine.LLMEngine, "from_engine_args", start)
     with pytest.raises(GuardError, match=problem):
-        GuardEngine(recipe(), {}, **ENGINE)
+        GuardEngine(recipe(), {}, kv_cache_memory_bytes=2**50)
+
+
+def test_a_closed_engine_leaves_those_beside_it_alone(
+    engine: GuardEngine, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    """The one beside serves heads only, and answers without any adapter."""
+    started = vllm_engine._start
+
+    def warmed_up(*args: Any) -> Any:
+        """As if a step had run before the engine was ready."""
+        engine = started(*args)
+        worker = engine.engine_core.engine_core.model_executor.driver_worker.worker
+        worker.model_runner.scheduled_tokens = worker.model_runner.forward_passes = 1000
+        return engine
+
+    monkeypatch.setattr(vllm_engine, "_start", warmed_up)
+    folder = save_adapter(tmp_path / "beside", "beside", seed=30)
+    head = save_head(tmp_path / "head", "head", seed=31)
+    with GuardEngine(recipe(), {"head": head}, **ENGINE) as of_heads:
+        counters = of_heads.counters
+        (verdict,) = of_heads.check(CONVERSATION).verdicts
+        expected = reference_logit(CONVERSATION, of_heads.rules["head"].rule_text, head)
+        assert verdict.logit == pytest.approx(expected, abs=NATS)
+        assert counters.scheduled_tokens == counters.forward_passes == 0  # vLLM's warm-up is none
+    engine.add("beside", folder)
+    assert_peft(engine, ["beside"])
+    engine.remove("beside")
 
 
 def memory_of(engine: GuardEngine) -> list[weakref.ref[torch.Tensor]]:
@@ -110,18 +117,3 @@ def test_an_engine_that_is_closed_gives_its_memory_back_though_it_is_still_held(
     assert sum(tensor() is not None for tensor in held) == 0
     engine.close()  # twice does no harm
     assert list(engine.rules) == list(adapter_folders())
-
-
-def test_tokens_of_vllm_s_warm_up_do_not_count(monkeypatch: MonkeyPatch) -> None:
-    """As many as if a step had run before the engine was ready."""
-    started = vllm_engine._start
-
-    def warmed_up(*args: Any) -> Any:
-        engine = started(*args)
-        worker = engine.engine_core.engine_core.model_executor.driver_worker.worker
-        worker.model_runner.scheduled_tokens = worker.model_runner.forward_passes = 1000
-        return engine
-
-    monkeypatch.setattr(vllm_engine, "_start", warmed_up)
-    with GuardEngine(recipe(), {}, **ENGINE) as engine:
-        assert engine.counters.scheduled_tokens == engine.counters.forward_passes == 0

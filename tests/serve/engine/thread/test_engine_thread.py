@@ -1,11 +1,14 @@
-"""The engine's thread on an engine of toy steps: who waits, who is answered, and who is dropped."""
+"""The engine's thread on an engine of toy steps: who waits, who is answered, and who is dropped.
+
+And what it measures: the pace of answers, and what hangs.
+"""
 
 from __future__ import annotations
 
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -16,14 +19,8 @@ from guard.conversation.example import Message
 from guard.errors import GuardError
 from serve.engine import Check, OpenCheck
 from serve.engine.refusals import Overloaded, TooLate
-from serve.engine.score import EngineCounters
-from serve.engine.thread.engine_thread import (
-    MAX_OPEN,
-    MAX_QUEUED,
-    OPENING_S,
-    EngineThread,
-)
-from serve.engine.thread.pace import LEAST_ANSWERS
+from serve.engine.thread.engine_thread import MAX_OPEN, OPENING_S, EngineThread
+from serve.engine.thread.pace import LEAST_ANSWERS, REMEMBERED, Pace
 from serve.engine.thread.watchdog import Watchdog
 from tests.serve.toy_engine import MortalEngine, ToyEngine
 from tests.waiting import wait_until
@@ -31,6 +28,7 @@ from tests.waiting import wait_until
 Toy = tuple[ToyEngine, EngineThread]
 Mortal = tuple[MortalEngine, EngineThread]
 MODULE = "serve.engine.thread.engine_thread"
+CLOCKS = "serve.engine.thread.watchdog"
 MANY = [f"rule {number}" for number in range(1000)]
 
 
@@ -41,6 +39,17 @@ def ask(thread: EngineThread, *rules: str, **options: Any) -> Future[Check]:
 def assert_answers(thread: EngineThread) -> None:
     """It answers a check that comes now."""
     assert list(ask(thread, "fine").result(10).refused) == ["fine"]
+
+
+def assert_answered(futures: Iterable[Future[Check]], refused: int = 1) -> None:
+    for future in futures:
+        assert len(future.result(10).refused) == refused
+
+
+def assert_fail(futures: Iterable[Future[Any]], match: str) -> None:
+    for future in futures:
+        with pytest.raises(GuardError, match=match):
+            future.result(10)
 
 
 def open_together(monkeypatch: MonkeyPatch) -> None:
@@ -79,13 +88,18 @@ def test_a_short_check_does_not_wait_for_a_long_one_that_came_before(toy: Toy) -
     assert done == ["short", "long"]
 
 
-def test_the_letters_of_a_text_are_no_rules_and_what_cannot_be_opened_says_why(toy: Toy) -> None:
+def test_what_cannot_be_opened_fails_alone(toy: Toy, monkeypatch: MonkeyPatch) -> None:
     _, thread = toy
     with pytest.raises(GuardError, match=r"rules must be a list of names .*\['fine'\]"):
         thread.check((), "fine")
     with pytest.raises(GuardError, match="the check broke"):
         thread.check((Message("user", "breaks"),), ["fine"]).result(10)
     assert thread.open == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(OpenCheck, "result", lambda self: 1 / 0)
+        with pytest.raises(GuardError, match="division by zero"):
+            ask(thread, "fine").result(10)
+    assert_answers(thread)
 
 
 def test_a_batch_that_breaks_is_logged_once_fails_its_checks_and_not_the_later_ones(
@@ -98,9 +112,7 @@ def test_a_batch_that_breaks_is_logged_once_fails_its_checks_and_not_the_later_o
     wait_until(lambda: thread.open)
     futures = [ask(thread, "crash") for _ in range(3)]  # they wait while it steps
     engine.may_step.set()
-    for future in futures:
-        with pytest.raises(GuardError, match="the batch broke"):
-            future.result(10)
+    assert_fail(futures, "the batch broke")
     assert len([record for record in caplog.records if record.exc_info]) == 1
     assert_answers(thread)
     assert thread.is_alive and all(names == [] for names, _ in engine.open)
@@ -113,20 +125,8 @@ def test_no_more_checks_are_begun_than_the_engine_is_to_hold_and_the_others_wait
     most: list[int] = []
     engine.on_step = lambda: most.append(len([names for names, _ in engine.open if names]))
     engine.may_step.set()
-    assert all(len(future.result(10).refused) == 2 for future in futures)
+    assert_answered(futures, refused=2)
     assert max(most) == MAX_OPEN
-
-
-def test_a_batch_runs_although_checks_keep_coming_in(toy: Toy, monkeypatch: MonkeyPatch) -> None:
-    engine, thread = toy
-    put: list[Any] = []
-    before_opening(
-        monkeypatch, engine, lambda: len(put) < MAX_QUEUED and put.append(ask(thread, "fine"))
-    )
-    steps: list[int] = []
-    engine.on_step = lambda: steps.append(len(put))
-    ask(thread, "fine").result(10)
-    assert steps[0] <= 2  # it, and the one that came in meanwhile
 
 
 def test_a_batch_does_not_wait_for_all_slow_openings(toy: Toy, monkeypatch: MonkeyPatch) -> None:
@@ -140,8 +140,7 @@ def test_a_batch_does_not_wait_for_all_slow_openings(toy: Toy, monkeypatch: Monk
     steps = [0]  # how many were opened before each
     engine.on_step = lambda: steps.append(len(opened))
     engine.may_step.set()
-    for future in (first, *futures):
-        future.result(10)
+    assert_answered((first, *futures))
     assert max(after - before for before, after in itertools.pairwise(steps)) <= 4
 
 
@@ -151,29 +150,21 @@ def test_a_burst_after_an_idle_pause_is_opened_together(toy: Toy, monkeypatch: M
     open_together(monkeypatch)
     burst: list[Any] = []
     before_opening(
-        monkeypatch,
-        engine,
-        lambda: burst or burst.extend([ask(thread, "fine") for _ in range(3)]),
+        monkeypatch, engine, lambda: burst or burst.extend([ask(thread, "fine") for _ in range(3)])
     )
     opened_before_a_step: list[int] = []
     engine.on_step = lambda: opened_before_a_step.append(len(engine.open))
-    ask(thread, "fine").result(10)
-    for future in burst:
-        future.result(10)
+    assert_answered((ask(thread, "fine"), *burst))
     assert opened_before_a_step == [4]
 
 
-def test_a_thread_that_cannot_go_on_fails_everyone_who_waits_and_says_that_it_is_down(
-    toy: Toy, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_thread_that_cannot_go_on_fails_all(toy: Toy, monkeypatch: MonkeyPatch) -> None:
     engine, thread = toy
     monkeypatch.setattr(engine, "cancel", lambda call: 1 / 0)  # it cannot even clear away
     engine.may_step.clear()
     futures = [ask(thread, "crash") for _ in range(MAX_OPEN + 5)]
     engine.may_step.set()
-    for future in futures:
-        with pytest.raises(GuardError, match=r"the batch broke|division by zero"):
-            future.result(10)
+    assert_fail(futures, "the batch broke|division by zero")
     thread.close()
     assert not thread.is_alive
     with pytest.raises(Overloaded, match="its engine has failed"):
@@ -197,15 +188,6 @@ def test_a_hanging_engine_does_not_keep_the_server_from_ending(monkeypatch: Monk
     held.set()
 
 
-def test_a_check_without_a_result_fails_alone(toy: Toy, monkeypatch: MonkeyPatch) -> None:
-    _, thread = toy
-    with monkeypatch.context() as patch:
-        patch.setattr(OpenCheck, "result", lambda self: 1 / 0)
-        with pytest.raises(GuardError, match="division by zero"):
-            ask(thread, "fine").result(10)
-    assert_answers(thread)
-
-
 def test_closing_finishes_what_is_under_way_and_refuses_what_comes_later(toy: Toy) -> None:
     engine, thread = toy
     engine.may_step.clear()
@@ -221,38 +203,16 @@ def test_closing_finishes_what_is_under_way_and_refuses_what_comes_later(toy: To
     assert list(under_way.result(0).refused) == ["one", "two", "three"]
 
 
-def test_a_check_whose_caller_s_deadline_is_over_is_not_begun(toy: Toy) -> None:
+def test_a_check_that_is_late_is_not_begun_and_an_answer_that_is_late_is_none(toy: Toy) -> None:
     engine, thread = toy
     with pytest.raises(TooLate):
         ask(thread, "late", deadline=time.monotonic() - 1).result(10)
     assert engine.conversations == []
-    assert ask(thread, "rule", deadline=time.monotonic() + 9).result(10).refused
-
-
-def test_an_answer_that_is_late_is_none(toy: Toy) -> None:
-    engine, thread = toy
     engine.on_step = lambda: time.sleep(0.3)
     with pytest.raises(TooLate):
         ask(thread, "fine", deadline=time.monotonic() + 0.1).result(10)
     engine.on_step = lambda: None
-    assert_answers(thread)
-
-
-def test_the_engine_s_counters_are_read_when_it_has_nothing_more_to_do(toy: Toy) -> None:
-    engine, thread = toy
-    assert thread.counters.adapters == 2
-    engine.counters = EngineCounters(swap_ins=3)
-    ask(thread, "rule").result(10)
-    wait_until(lambda: thread.counters.swap_ins == 3)
-    assert (thread.waiting, thread.open) == (0, 0)
-
-
-def test_more_checks_than_the_queue_holds_are_refused_at_once(toy: Toy) -> None:
-    engine, thread = toy
-    engine.may_step.clear()
-    with pytest.raises(Overloaded, match="too many"):
-        for _ in range(2 * MAX_QUEUED + 2):
-            ask(thread, "rule")
+    assert ask(thread, "rule", deadline=time.monotonic() + 9).result(10).refused
 
 
 def test_a_check_that_takes_too_long_is_dropped_wherever_it_is() -> None:
@@ -261,24 +221,10 @@ def test_a_check_that_takes_too_long_is_dropped_wherever_it_is() -> None:
     thread = EngineThread(engine, timeout_s=1.0)  # type: ignore[arg-type]
     engine.on_step = lambda: time.sleep(0.02)
     futures = [ask(thread, *MANY) for _ in range(MAX_OPEN + 2)]
-    for future in (futures[0], futures[-1]):
-        with pytest.raises(Overloaded, match=r"took too long.*TIMEOUT="):
-            future.result(10)
+    assert_fail((futures[0], futures[-1]), r"took too long.*TIMEOUT=")
     assert_answers(thread)
     assert all(call.done for _, call in engine.open)  # of the others nothing is left
     thread.close()
-
-
-def test_what_nobody_waits_for_any_more_is_dropped(toy: Toy) -> None:
-    engine, thread = toy
-    engine.on_step = lambda: time.sleep(0.01)
-    future = ask(thread, *MANY)
-    wait_until(lambda: engine.open)
-    thread.give_up(future)
-    with pytest.raises(GuardError, match="the caller is gone"):
-        future.result(8)  # it would have taken ten seconds
-    wait_until(lambda: engine.open == [])
-    thread.give_up(future)  # it is answered: nothing is left to do
 
 
 @pytest.fixture
@@ -304,9 +250,7 @@ def test_a_dead_engine_fails_all_who_wait_and_is_started_again(mortal: Mortal) -
     futures = [ask(thread, rule) for rule in ["kill", *["fine"] * (MAX_OPEN + 5)]]
     replacement = thread.serve_rule("fine")
     engine.may_step.set()
-    for future in (*futures, replacement):
-        with pytest.raises(GuardError, match=r"could be cleared|answers no more"):
-            future.result(10)
+    assert_fail((*futures, replacement), "could be cleared|answers no more")
     wait_until(lambda: engine.starts)
     assert (thread.is_alive, thread.is_ready, thread.failure) == (True, False, None)
     for put in (lambda: ask(thread, "fine"), lambda: thread.serve_rule("fine")):
@@ -331,9 +275,7 @@ def test_an_engine_is_dead_if_it_answers_nothing_after_a_failed_batch(mortal: Mo
         assert len(engine.starts) == starts
 
 
-def test_an_engine_that_does_not_start_is_tried_a_few_times_and_then_a_failure(
-    mortal: Mortal, monkeypatch: MonkeyPatch
-) -> None:
+def test_a_start_is_tried_a_few_times(mortal: Mortal, monkeypatch: MonkeyPatch) -> None:
     """Each try has a time of its own."""
     engine, thread = mortal
     engine.does_start = False
@@ -369,9 +311,7 @@ def test_an_engine_that_dies_soon_after_every_start_is_given_up(
         assert thread.failure is not None and "again and again" in str(thread.failure)
 
 
-def test_a_thread_is_closed_although_its_engine_is_to_be_started_again_later(
-    mortal: Mortal, monkeypatch: MonkeyPatch
-) -> None:
+def test_it_is_closed_before_a_later_restart(mortal: Mortal, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(f"{MODULE}.PAUSES_S", (60.0,))
     engine, thread = mortal
     kill(thread)
@@ -383,9 +323,7 @@ def test_a_thread_is_closed_although_its_engine_is_to_be_started_again_later(
     assert thread.failure is None  # else the process would end as one that broke
 
 
-def test_an_engine_that_cannot_drop_a_check_is_started_again_and_nobody_waits(
-    mortal: Mortal, monkeypatch: MonkeyPatch
-) -> None:
+def test_what_cannot_drop_is_started_again(mortal: Mortal, monkeypatch: MonkeyPatch) -> None:
     engine, thread = mortal
     engine.may_step.clear()
     monkeypatch.setattr(engine, "cancel", lambda call: 1 / 0)
@@ -401,56 +339,33 @@ def test_an_engine_that_cannot_drop_a_check_is_started_again_and_nobody_waits(
     assert thread.failure is None
 
 
-def test_while_a_batch_is_late_checks_are_refused_for_that_and_answered_after_it(toy: Toy) -> None:
-    engine, thread = toy
-    held = threading.Event()
-    engine.on_step = lambda: held.wait(90)
-    thread._watchdog = Watchdog(0.1)
-    ask(thread, "fine")
-    wait_until(lambda: not thread.is_alive)
-    with pytest.raises(Overloaded, match=r"a batch .* longer than a check may.*TIMEOUT="):
-        ask(thread, "fine")
-    held.set()
-    wait_until(lambda: thread.is_alive)
-    assert_answers(thread)
-
-
-@pytest.mark.parametrize(
-    ("hangs", "failure"),
-    [
-        ("a batch", "a batch of the engine hangs"),
-        ("a restart", "what the engine loads hangs"),
-        ("a change of rules", "what the engine loads hangs"),
-    ],
-)
-def test_what_hangs_is_a_failure(hangs: str, failure: str, monkeypatch: MonkeyPatch) -> None:
+@pytest.mark.parametrize("hangs", ["a batch", "a restart", "a change of rules"])
+def test_what_hangs_is_a_failure(hangs: str, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(f"{MODULE}.CLOSING_S", 60)
     engine, held = MortalEngine(), threading.Event()
     engine.may_start.clear()
     monkeypatch.setattr(engine, "serve", lambda *_: held.wait(90))
-    engine.on_step = lambda: held.wait(90)
     thread = EngineThread(engine)  # type: ignore[arg-type]
     thread._watchdog = Watchdog(0.1)
-    future: Future[Any] = ask(thread, "kill" if hangs == "a restart" else "fine")
-    if hangs == "a change of rules":
-        held.set()
-        future.result(10)
-        held.clear()
-        future = thread.serve_rule("fine")
+    if hangs == "a batch":
+        engine.on_step = lambda: held.wait(90)
+        ask(thread, "fine")
+    elif hangs == "a restart":
+        ask(thread, "kill")
+    else:
+        thread.serve_rule("fine")
     wait_until(lambda: not thread.is_ready)
     assert thread.failure is None
     for name in ("HANGS_FOR_GOOD_S", "LOADING_S"):
-        monkeypatch.setattr(f"serve.engine.thread.watchdog.{name}", 0.1)
+        monkeypatch.setattr(f"{CLOCKS}.{name}", 0.1)
     wait_until(lambda: thread.failure)
-    assert failure in str(thread.failure) and thread.hangs_for_good
+    assert thread.hangs_for_good
+    assert str(thread.failure).startswith(("a batch of the engine", "what the engine loads"))
     began = time.monotonic()
     thread.close()
     assert time.monotonic() < began + 30  # and not CLOSING_S
     held.set()
     engine.may_start.set()
-    if hangs != "a change of rules":
-        with pytest.raises(GuardError):
-            future.result(10)
 
 
 def test_a_check_that_would_be_late_is_refused_at_once(toy: Toy, monkeypatch: MonkeyPatch) -> None:
@@ -472,8 +387,53 @@ def test_a_check_that_would_be_late_is_refused_at_once(toy: Toy, monkeypatch: Mo
         ask(thread, "fine", deadline=time.monotonic() + 1)
     assert 0.1 < refused.value.retry_after_s < 30
     engine.may_step.set()
-    for future in before:
-        assert future.result(10)
+    assert_answered(before)
     wait_until(lambda: not (thread.open or thread.waiting))
     # Nothing is before this one: it is tried, whatever the pace was.
     ask(thread, "fine", deadline=time.monotonic() + 0.01)
+
+
+def test_the_pace_is_of_batches_of_several_checks_and_counts_work_without_an_answer() -> None:
+    pace = Pace()
+    for _ in range(100):
+        pace.ran(1.0, 1, 1)  # checks that come one by one say nothing of many
+    for _ in range(LEAST_ANSWERS - 1):
+        pace.ran(0.5, 1, 2)
+    assert pace.seconds(32) == 0
+    pace.ran(0.5, 1, 2)
+    pace.ran(8.0, 0, 20)  # thrown away
+    assert pace.seconds(2) == pytest.approx(3.0)
+
+
+def test_the_pace_is_of_the_last_answers_of_late(monkeypatch: MonkeyPatch) -> None:
+    pace = Pace()
+    pace.ran(1000.0, 8, 8)
+    for _ in range(REMEMBERED):
+        pace.ran(0.5, 1, 2)
+    assert pace.seconds(2) == pytest.approx(1.0)
+    for _ in range(3):  # more answers than are remembered: such a batch counts whole
+        pace.ran(2.0, 10 * REMEMBERED, 32)
+        assert pace.seconds(REMEMBERED) == pytest.approx(0.2)
+    monkeypatch.setattr("serve.engine.thread.pace.FORGET_S", -1.0)
+    assert pace.seconds(2) == 0
+    pace.ran(0.1, 1, 2)
+    monkeypatch.setattr("serve.engine.thread.pace.FORGET_S", 10.0)
+    assert pace.seconds(2) == 0  # one answer is not enough
+
+
+def test_each_load_has_its_time_and_what_fails_none(monkeypatch: MonkeyPatch) -> None:
+    watchdog, now = Watchdog(timeout_s=60.0), [1000.0]
+    monkeypatch.setattr(f"{CLOCKS}.time.monotonic", lambda: now[0])
+    with pytest.raises(ZeroDivisionError), watchdog.loading():
+        now[0] += 800.0
+        watchdog.load_next()
+        now[0] += 900.0
+        assert (watchdog.loading_is_late, watchdog.hanging) == (True, None)
+        now[0] += 1.0
+        assert watchdog.hanging == "what the engine loads"
+        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError), watchdog.batch():
+        now[0] += 91.0
+        assert watchdog.batch_is_late and watchdog.hanging == "a batch of the engine"
+        raise ZeroDivisionError
+    assert not (watchdog.batch_is_late or watchdog.loading_is_late or watchdog.hanging)
