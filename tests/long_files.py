@@ -26,7 +26,6 @@ LONG_FILES_S: dict[str, float] = {
     "tests/deploy/test_litellm.py": 30,
     "tests/serve/fuzz/test_run.py": 20,
     "tests/serve/gpu_path/test_ring.py": 20,
-    "tests/serve/cluster/test_autoscaling.py": 20,
     "tests/serve/test_private_ray.py": 20,
     "tests/test_makefile.py": 20,
 }

@@ -43,8 +43,6 @@ TESTS_OF_SEVERAL_FILES: dict[str, str] = {
     "tests/eval/test_gliner2.py": "a rule on GLiNER2 through training, evaluation and engine",
     "tests/serve/client/test_package.py": "serve/client as a wheel",
     "tests/serve/engine/test_cut_base.py": "the engine on a base of a recipe's first layers",
-    "tests/serve/cluster/test_autoscaling.py": "ray_pool.py, on a Ray of other replicas",
-    "tests/serve/cluster/shards/test_shards_on_ray.py": "shards/ and ray_pool.py, on one Ray",
     "tests/serve/fuzz/test_run.py": "the whole server, by its own OpenAPI",
     "tests/serve/api/test_documented.py": "the examples of the server's pages, against all formats",
     "tests/serve/gpu_path/test_ring.py": "starts ring_kernels.py in a process of its own",

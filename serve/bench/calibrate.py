@@ -16,7 +16,6 @@ import textwrap
 import time
 from collections.abc import Sequence
 
-import numpy as np
 from tqdm import tqdm
 
 from guard.conversation.example import Message
@@ -38,7 +37,6 @@ from serve.plan.calibration import (
     FittedCost,
     fitted,
     non_negative,
-    standard_errors,
 )
 from serve.plan.device import StepWork
 
@@ -183,23 +181,13 @@ class SwapRow(Strict):
 
 
 def with_swaps(rows: Sequence[SwapRow], cost: FittedCost) -> FittedCost:
-    """The coefficients, with a least-squares fit of the checks' times to their copies and reads,
-    and the standard errors of these two.
+    """The coefficients, with a least-squares fit of the checks' times to their copies and reads.
 
     The rest of the work is the same in every check.
     """
-    counts = np.asarray([[1.0, row.swap_ins, row.loads] for row in rows])
-    wall_ms = [row.wall_ms for row in rows]
-    solution = non_negative(counts, wall_ms)
-    _, swap_in_ms, load_ms = solution.tolist()
-    _, swap_in_error_ms, load_error_ms = standard_errors(counts, wall_ms, solution).tolist()
-    fields = {
-        "swap_in_ms": swap_in_ms,
-        "load_ms": load_ms,
-        "swap_in_error_ms": swap_in_error_ms,
-        "load_error_ms": load_error_ms,
-    }
-    return cost.model_copy(update=fields)
+    counts = [[1.0, row.swap_ins, row.loads] for row in rows]
+    _, swap_in_ms, load_ms = non_negative(counts, [row.wall_ms for row in rows]).tolist()
+    return cost.model_copy(update={"swap_in_ms": swap_in_ms, "load_ms": load_ms})
 
 
 def swap_rows(engine: GuardEngine, recipe: Recipe, method: str) -> list[SwapRow]:
@@ -317,8 +305,6 @@ def table(report: CalibrationReport) -> str:
             f"{METHODS[method].label}: {len(rows)} bursts, {agree} of them in as many steps as the "
             f"scheduler predicts; the median error of a burst's time is {cost.error:.1%}"
         )
-        for text in cost.indistinct:
-            lines.append(f"{METHODS[method].label}: not told from 0 by its standard error: {text}")
     lines += notes(
         "pairs: a token and one that it attends to. a rule: a sequence in a step.",
         "swap-in: a copy into a slot; disk: a read from there, where nothing else runs; wake: the",

@@ -18,14 +18,11 @@ from guard.machine.provenance import provenance
 from serve.engine.backends.arguments import GIB
 from serve.plan.deployment import Deployment, PlannedMethod, deploy
 from serve.plan.plan_file import JudgePricing, Plan
-from serve.plan.replica import Capacity, RatePoint, capacity
+from serve.plan.replica import Capacity, capacity
 from serve.plan.traffic import TrafficSource, read_trace, trace_rate
 
 COLUMNS = 110
 SIMULATED = "simulated from the coefficients"
-# Okabe and Ito's palette, which colour-blind readers can tell apart.
-COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7")
-GREY = "#444444"
 COUNTED = "counted from the base's shape and the recipe"
 MILLION = 1e6
 SECONDS_AN_HOUR = 3600
@@ -78,7 +75,7 @@ class Section(Strict):
 
 
 class PlanReport(Strict):
-    """Everything in `runs/plan.json`. `curves`: a replica's figures at several rates, by method."""
+    """Everything in `runs/plan.json`."""
 
     name: str
     commit: str
@@ -88,7 +85,6 @@ class PlanReport(Strict):
     rate: float
     p95_target_ms: float
     sections: tuple[Section, ...]
-    curves: dict[str, tuple[RatePoint, ...]]
 
     def rows(self, title: str) -> dict[str, dict[str, Figure]]:
         return {section.title: section.rows for section in self.sections}[title]
@@ -133,7 +129,6 @@ def build(plan: Plan, runs: Path) -> PlanReport:
             _replica_section(outcomes),
             _cost_section(plan, deployment, source, left_out, outcomes),
         ),
-        curves={method.label: limits.curve for method, limits in outcomes},
     )
 
 
@@ -179,9 +174,6 @@ def _step_section(deployment: Deployment) -> Section:
             value=method.suffix_tokens, unit="tokens", basis="given", source="the recipe's prompt"
         )
         rows[method.label] = figures
-        if method.cost.indistinct:
-            times = "; ".join(method.cost.indistinct)
-            note += f" Not told from 0 by its standard error, {method.label}: {times}."
     return Section(title="coefficients", rows=rows, note=note)
 
 
@@ -289,39 +281,3 @@ def judge_prices(judge: JudgePricing, tokens: float, rules: float) -> dict[str, 
         prices["… conversation first, cached"] = cached
     prices["… all rules in one prompt"] = prompt * judge.input + policies + answers
     return prices
-
-
-def draw(report: PlanReport, path: Path) -> None:
-    """Write the plot: latency and cost against the rate at one replica."""
-    from matplotlib.figure import Figure as Canvas
-
-    canvas = Canvas(figsize=(9, 4.2), dpi=150, layout="constrained")
-    latency, cost = canvas.subplots(1, 2)
-    costs = report.rows("cost")
-    for number, (label, points) in enumerate(report.curves.items()):
-        rates = [point.rate for point in points]
-        price, colour = costs[label]["price"].value, COLOURS[number % len(COLOURS)]
-        p50_ms = [point.p50_ms for point in points]
-        latency.plot(rates, p50_ms, "o-", color=colour, label=f"{label}, p50")
-        p95_ms = [point.p95_ms for point in points]
-        latency.plot(rates, p95_ms, "^--", color=colour, label=f"{label}, p95")
-        usd = [per_million_checks(price, 1, rate) for rate in rates]
-        cost.plot(rates, usd, "o-", color=colour, label=label)
-    latency.axhline(report.p95_target_ms, color=GREY, linestyle=":", label="p95 target")
-    styles = iter((":", "-.", "--"))
-    for label, figures in costs.items():
-        if "price" not in figures:  # a judge, which costs the same at any rate
-            value = figures["a million checks"].value
-            cost.axhline(value, color=GREY, linestyle=next(styles), linewidth=1, label=label)
-    labels = {latency: "ms from arrival to the last verdict", cost: "USD for a million checks"}
-    for axes, label in labels.items():
-        axes.set(xscale="log", yscale="log", xlabel="checks per second at one replica")
-        axes.set_ylabel(label)
-        axes.grid(linewidth=0.4, alpha=0.6, which="both")
-        axes.legend(fontsize=8)
-    caption = (
-        f"{report.name}: {report.model} on {report.hardware}; simulated, none of the points was "
-        f"measured. Coefficients: {report.source}. Commit {report.commit}."
-    )
-    canvas.supxlabel("\n".join(textwrap.wrap(caption, 150)), fontsize=7, color=GREY)
-    canvas.savefig(path)

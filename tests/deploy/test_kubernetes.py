@@ -4,16 +4,17 @@ name is run on Ray as it stands there.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
-import subprocess
-import sys
+import socket
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
@@ -22,44 +23,14 @@ from guard.recipe import load_recipe
 from serve.cluster.size import ReplicaRange
 from serve.cluster.snapshots import Snapshots
 from tests.deploy.clients import DEPLOY, ROOT
+from tests.serve.api.streaming import OpenStream, streamed
 from tests.serve.guarded import save_adapter
 
 FOLDER = DEPLOY / "kubernetes"
 DOCKERFILE = (FOLDER / "Dockerfile").read_text(encoding="utf-8")
-RUN_APPLICATION = """
-import sys, pathlib, json, socket, tempfile, os
-os.environ["RAY_AUTH_TOKEN"] = "of this test"
-import httpx, ray, yaml
-from ray import serve
-from serve.cluster.kubernetes import build
-from tests.serve.api.streaming import streamed
-OPENING = {"messages": [{"role": "user", "content": "My head hurts."}], "rules": ["pii_leak"],
-           "every_tokens": 1, "hold_back": 0}
-async def first_line(stream):
-    stream.write({"append": "Rest a while."})
-    return await stream.read()  # while the body is still sent
-arguments = json.loads(sys.argv[1])
-with tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True) as folder:
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=8,
-             _temp_dir=folder, _node_ip_address="127.0.0.1", object_store_memory=10**8)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
-    serve.run(build(arguments), name="centurion")
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
-        body = {"messages": [{"role": "user", "content": "My head hurts."}]}
-        answer = client.post("/v1/check", json=body)
-        print(answer.status_code, len(answer.headers["x-guard-replica"]), answer.json()["verdict"])
-        print(client.post("/admin/rules/pii_leak").json()["rule"])
-        print(client.get("/readyz").json(), "guard_replicas 1.0" in client.get("/metrics").text)
-        print(client.post("/v1/check", json={"messages": 1}).status_code)
-        print("error" not in str(streamed(client, OPENING, first_line)))
-        serve.run(build(arguments | {"shards": 2}), name="centurion")
-        answer = client.post("/v1/check", json=body)
-        replicas = answer.headers["x-guard-replica"].split(", ")
-        print(len(set(replicas)), sorted(result["rule"] for result in answer.json()["results"]))
-    ray.shutdown()
-"""
+RULES = ("medical_advice", "pii_leak")
+BODY = {"messages": [{"role": "user", "content": "My head hurts."}]}
+STREAM = BODY | {"rules": ["pii_leak"], "every_tokens": 1, "hold_back": 0}
 
 
 @pytest.mark.slow
@@ -81,10 +52,10 @@ def test_a_shard_has_its_own_notes_and_old_ones_go(
     _note_beginning(first)
     beginning = first.read()
     first.write({**beginning, "c": first.keep(folders["c"])})  # a rule was added
-    assert [sorted(each.read()) for each in served("a", "b")] == [["a", "c"], ["b"]]
+    assert [sorted(notes.read()) for notes in served("a", "b")] == [["a", "c"], ["b"]]
     # Built again with the added rule, all shards begin anew: none has an old one's note.
     replacing, other = served("a", "bc")
-    assert [sorted(each.read()) for each in (replacing, other)] == [["a"], ["b", "c"]]
+    assert [sorted(notes.read()) for notes in (replacing, other)] == [["a"], ["b", "c"]]
     assert sorted(served("a", "b")[0].read()) == ["a", "c"]  # the other one did not start
     _note_beginning(replacing)
     restored, _ = served("a", "b")
@@ -221,24 +192,58 @@ def test_what_stops_has_the_time_of_a_check_and_the_ingress_logs_as_the_server_d
     assert pipes == [None]
 
 
+@pytest.fixture
+def on_ray(uncompiled: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
+    """A client of Ray Serve's proxy, on a Ray as others run it."""
+    import ray
+    from ray import serve
+
+    os.environ.setdefault("RAY_AUTH_TOKEN", "0" * 64)  # Ray reads it once in a process
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True) as folder:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            log_to_driver=False,
+            num_cpus=8,
+            object_store_memory=10**8,
+            _temp_dir=folder,
+            _node_ip_address="127.0.0.1",
+        )
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        address = f"http://127.0.0.1:{port}"
+        with httpx.Client(base_url=address, timeout=60, trust_env=False) as client:
+            yield client
+        serve.shutdown()
+        ray.shutdown()
+
+
 @pytest.mark.slow
-@pytest.mark.usefixtures("uncompiled")
-def test_the_application_answers_on_ray_by_the_arguments_of_the_file(tmp_path: Path) -> None:
-    rules = ("medical_advice", "pii_leak")
-    for seed, rule in enumerate(rules):
+def test_the_application_answers_on_ray_by_the_arguments_of_the_file(
+    tmp_path: Path, on_ray: httpx.Client
+) -> None:
+    from ray import serve
+
+    from serve.cluster.kubernetes import build
+
+    for seed, rule in enumerate(RULES):
         save_adapter(tmp_path / "tiny" / rule / "alora", rule, seed=seed)
     arguments = application()["args"] | {"runs": str(tmp_path), "replicas": "1", "cpus": 1}
-    done = subprocess.run(
-        [sys.executable, "-c", RUN_APPLICATION, json.dumps(arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    first, *rest = done.stdout.splitlines()
-    assert re.fullmatch(r"200 \d+ (allow|violation)", first)
-    one_shard = ["pii_leak", "{'status': 'ok'} True", "422", "True"]
-    assert rest == [*one_shard, f"2 {sorted(rules)}"]
+    serve.run(build(arguments | {"shards": 2}), name="centurion")
+    answer = on_ray.post("/v1/check", json=BODY)
+    assert answer.status_code == 200
+    assert tuple(result["rule"] for result in answer.json()["results"]) == RULES
+    assert len(set(answer.headers["x-guard-replica"].split(", "))) == 2
+    assert on_ray.post("/admin/rules/pii_leak").json()["rule"] == "pii_leak"
+    assert on_ray.get("/readyz").json() == {"status": "ok"}
+    assert "guard_replicas 2.0" in on_ray.get("/metrics").text
+    assert on_ray.post("/v1/check", json={"messages": 1}).status_code == 422
+
+    async def first_line(stream: OpenStream) -> None:
+        stream.write({"append": "Rest a while."})
+        assert "error" not in await stream.read()  # while the body is still sent
+
+    streamed(on_ray, STREAM, first_line)
     assert (tmp_path / "cluster").is_dir()

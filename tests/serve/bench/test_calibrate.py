@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from guard.home import ROOT
 from guard.recipe import load_recipe
 from serve.bench.calibrate import (
     LONGEST,
@@ -82,21 +80,6 @@ def test_a_copy_and_a_read_are_told_apart() -> None:
     cost = with_swaps(rows, linear(tokens=1.0))
     assert (cost.swap_in_ms, cost.load_ms) == pytest.approx((2.0, 5.0))
     assert cost.step == linear(tokens=1.0).step
-
-
-def test_a_cost_within_its_standard_error_is_not_told_from_zero() -> None:
-    draw = random.Random(0)
-    rows = []
-    for number in range(40):
-        swap_ins, loads = number % 4, number % 3
-        wall_ms = 20.0 + 2.0 * swap_ins + draw.gauss(0, 1.0)  # a read costs nothing
-        rows.append(SwapRow(wall_ms=wall_ms, swap_ins=swap_ins, loads=loads))
-    cost = with_swaps(rows, linear(tokens=1.0))
-    assert cost.swap_in_error_ms is not None and cost.load_error_ms is not None
-    assert cost.swap_in_ms == pytest.approx(2.0, abs=3 * cost.swap_in_error_ms)
-    assert 0.05 < cost.swap_in_error_ms < 0.4 and 0.05 < cost.load_error_ms < 0.5
-    (indistinct,) = cost.indistinct
-    assert indistinct.startswith(f"disk: {cost.load_ms:.2f} ms, standard error 0.")
 
 
 class WarmingEngine:
@@ -170,17 +153,6 @@ def test_every_method_has_coefficients_that_give_its_bursts_back(calibrated: Cal
     assert report.engine.step_tokens == 512 and report.engine.suffix_tokens == 3
     assert report.engine.scaffold_tokens % report.engine.block_size == 0
     assert "bursts" in table(report)
-
-
-def test_the_table_names_a_time_that_is_not_told_from_zero() -> None:
-    kept = ROOT / "docs" / "benchmarks" / "serving" / "calibration_tiny_1core_amd.json"
-    report = CalibrationReport.load(kept)
-    assert "not told from 0" not in table(report)
-    unclear = report.methods["alora"].model_copy(update={"load_ms": 0.0, "load_error_ms": 0.4})
-    methods = report.methods | {"alora": unclear}
-    text = table(report.model_copy(update={"methods": methods}))
-    line = "aLoRA: not told from 0 by its standard error: disk: 0.00 ms, standard error 0.40"
-    assert line in text.splitlines()
 
 
 @pytest.mark.slow

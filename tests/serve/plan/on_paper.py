@@ -57,20 +57,14 @@ def linear(**step: float) -> FittedCost:
 
 def calibration(**costs: FittedCost) -> DeviceCalibration:
     """A calibration of the tiny base with these costs by method."""
+    engine = {"step_tokens": 2048, "max_sequences": 512, "block_size": 32, "cache_tokens": 100_000}
     return DeviceCalibration(
         commit="c0ffee",
         hardware="a core of a test",
         versions={},
         model="tiny",
         peak_memory_mib=1.0,
-        engine=EngineSizes(
-            step_tokens=2048,
-            max_sequences=512,
-            block_size=32,
-            cache_tokens=100_000,
-            scaffold_tokens=0,
-            suffix_tokens=3,
-        ),
+        engine=EngineSizes(**engine, scaffold_tokens=0, suffix_tokens=3),
         methods=costs,
         bursts=(),
     )
