@@ -11,7 +11,7 @@ import pytest
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from serve.cluster.messages import RelayedCheck
+from serve.cluster.messages import RelayedCheck, ReplicaAnswer
 from serve.cluster.replica import GuardReplica
 from serve.cluster.snapshots import Snapshots, version_of
 from tests.serve.cluster.words_cluster import as_json, asked, noted, p_of, trained
@@ -58,12 +58,10 @@ async def answers(replica: GuardReplica, version: str) -> dict[str, float]:
 
 def test_it_answers_as_one_server_does_and_says_which_replica_it_is(snapshots: Snapshots) -> None:
     async def use(replica: GuardReplica) -> None:
-        version = version_of(snapshots.read())
-        answered = await replica.ask(asked(f"this {VIOLATES}"), version)
+        answered = await replica.ask(asked(f"this {VIOLATES}"), replica.version)
         assert (answered.status, as_json(answered)["verdict"]) == (200, "violation")
         assert (b"x-guard-replica", b"one") in answered.headers
-        malformed = replace(asked("a"), body=b"1")
-        refused = await replica.ask(malformed, version)
+        refused = await replica.ask(replace(asked("a"), body=b"1"), replica.version)
         assert (refused.status, as_json(refused)["verdict"]) == (422, "unjudged")
         assert "guard_checks_total" in (await replica.metrics()).value
         assert (await replica.ready()).value is True
@@ -73,29 +71,26 @@ def test_it_answers_as_one_server_does_and_says_which_replica_it_is(snapshots: S
 
 
 def test_it_gives_verdicts_alone_or_says_why_there_are_none(snapshots: Snapshots) -> None:
-    said = (Message("user", f"this {VIOLATES}"),)
-
     async def use(replica: GuardReplica) -> None:
-        version = version_of(snapshots.read())
-        named = await replica.check(RelayedCheck(said, ("manners",), None, 10.0), version)
+        async def check(rule: str, within_s: float = 10.0) -> ReplicaAnswer:
+            said = (Message("user", f"this {VIOLATES}"),)
+            return await replica.check(RelayedCheck(said, (rule,), None, within_s), replica.version)
+
+        async def assert_refused(code: str, retry_after_s: float, answer: ReplicaAnswer) -> None:
+            assert (answer.value, answer.code) == (None, code)
+            assert answer.error and answer.retry_after_s == retry_after_s
+
+        named = await check("manners")
         assert (named.replica, named.error) == ("one", None)
         assert [verdict.rule for verdict in named.value.verdicts] == ["manners"]
         assert named.value.outcome == "violation"
-        late = await replica.check(RelayedCheck(said, ("manners",), None, -1.0), version)
-        assert late.value is None and "too long" in (late.error or "")
-        assert late.retry_after_s == math.inf and late.code == "too_late"
-        unknown = await replica.check(RelayedCheck(said, ("unknown",), None, 10.0), version)
-        assert unknown.value is None and "engine failed" in (unknown.error or "")
-        assert unknown.code == "engine_failed"
-        assert unknown.retry_after_s == math.inf  # what ends an engine would end the next one too
+        await assert_refused("too_late", math.inf, await check("manners", -1.0))
+        # What ends an engine would end the next one too.
+        await assert_refused("engine_failed", math.inf, await check("unknown"))
         replica.service.thread.close()
-        refused = await replica.check(RelayedCheck(said, ("manners",), None, 10.0), version)
-        assert "shutting down" in (refused.error or "") and refused.retry_after_s == 1
-        assert refused.code == "overloaded"
+        await assert_refused("overloaded", 1, await check("manners"))
         counted = (await replica.metrics()).value
         assert 'guard_verdicts_total{rule="manners",verdict="violation"} 0.0' in counted
-        with pytest.raises(GuardError):
-            await replica.check(RelayedCheck(said, ("manners",), None, 10.0), "another")
 
     with_replica(snapshots, use)
 
@@ -162,39 +157,26 @@ def test_a_check_that_comes_while_weights_load_is_answered_by_the_version_that_i
 
 
 def test_a_change_that_was_missed_is_made_up_for_though_the_check_that_began_it_is_gone(
-    snapshots: Snapshots,
-) -> None:
-    remaining = {"greeting": snapshots.read()["greeting"]}
-
-    async def use(replica: GuardReplica) -> None:
-        version, engine = version_of(remaining), replica.service._engine
-        engine.remove, removing = held(engine.remove)  # type: ignore[method-assign]
-        snapshots.write(remaining)
-        gone = asyncio.create_task(replica.ask(asked("a"), version))
-        await asyncio.to_thread(removing.begun.wait, 60)
-        gone.cancel()
-        await asyncio.wait([gone])
-        assert replica.version != version
-        removing.may_end.set()
-        assert (await answers(replica, version)).keys() == {"greeting"}
-        replica.check_health()
-
-    with_replica(snapshots, use)
-
-
-def test_one_that_missed_a_change_makes_up_for_it_before_it_answers(
     snapshots: Snapshots, folders: dict[str, Path]
 ) -> None:
     first = snapshots.read()
     second = {"manners": snapshots.keep(save_words(folders["manners"], b"second"))}
 
     async def use(replica: GuardReplica) -> None:
-        before = await answers(replica, replica.version)
+        before, engine = await answers(replica, replica.version), replica.service._engine
+        engine.remove, removing = held(engine.remove)  # type: ignore[method-assign]
         snapshots.write(second)
+        gone = asyncio.create_task(replica.ask(asked("a"), version_of(second)))
+        await asyncio.to_thread(removing.begun.wait, 60)
+        gone.cancel()
+        await asyncio.wait([gone])
+        assert replica.version != version_of(second)
+        removing.may_end.set()
         after = await answers(replica, version_of(second))
         assert after.keys() == {"manners"} and after["manners"] != before["manners"]
         snapshots.write(first)
         assert await answers(replica, version_of(first)) == before
+        replica.check_health()
 
     with_replica(snapshots, use)
 

@@ -80,7 +80,7 @@ def test_a_finished_scan_says_so_and_goes_on_being_the_same_scan(tmp_path: Path)
     folder.write(0, ROWS)
     folder.finish(done)
     finished = PartFolder(tmp_path, MANIFEST).finished
-    assert finished is not None and finished["conversations"] == 2
+    assert finished is not None and finished.conversations == 2
     (tmp_path / "part-000000.jsonl").unlink()
     assert PartFolder(tmp_path, MANIFEST).finished is None
 

@@ -20,7 +20,7 @@ from guard.errors import GuardError
 from guard.weights.card import load_card
 from serve.api.app import create_app
 from serve.api.observe.audit import AuditLog
-from serve.cluster.messages import ReplicaAnswer, ReplicaLost
+from serve.cluster.messages import RelayedCheck, ReplicaAnswer, ReplicaLost
 from serve.cluster.shards.service import ClusterService
 from serve.engine.codes import Code
 from serve.policy.logic import parse
@@ -114,26 +114,6 @@ def test_only_the_shards_of_the_rules_are_asked_and_each_by_the_same_session(
             session = {"x-session-id": "mine"}
             client.post("/v1/check", json=body(f"text {number}"), headers=session)
         assert len(set(first.keys)) == 2
-
-
-def test_a_reply_that_comes_alone_is_judged_with_its_conversation_by_both_shards(
-    tmp_path: Path,
-) -> None:
-    cluster = two_shards(tmp_path)
-    call = {"litellm_call_id": "7", "request_data": {}}
-    with cluster.client() as client:
-        said = [{"role": "user", "content": f"this {BREAKS} {SECOND[0]}"}]
-        request = call | {"input_type": "request", "structured_messages": said}
-        others = {"rules": [FIRST[0], SECOND[1]]}  # which let it pass
-        request["additional_provider_specific_params"] = others
-        reply = call | {"input_type": "response", "texts": ["Rest."]}
-        assert client.post(LITELLM, json=request).json() == {"action": "NONE"}
-        answer = client.post(LITELLM, json=reply).json()
-        assert answer == {"action": "BLOCKED", "blocked_reason": f"violates {SECOND[0]}"}
-        for pool in cluster.pools:
-            assert len(pool.keys) == 2 and len(set(pool.keys)) == 1
-        unknown = reply | {"litellm_call_id": "8"}
-        assert client.post(LITELLM, json=unknown).status_code == 422
 
 
 def test_a_lost_shard_has_unjudged_rules_and_the_others_verdicts_stand(tmp_path: Path) -> None:
@@ -281,6 +261,14 @@ def test_tenants_are_told_apart_and_their_checks_written_once(
     tenants = tenants_of(tmp_path, SETS, shop="both", bank="either")
     cluster = two_shards(tmp_path, rule_sets=SETS, tenants=tenants, observers=[AuditLog(audit)])
     shop, bank = {"x-api-key": "shop"}, {"x-api-key": "bank"}
+    salts: list[str | None] = []
+    check = cluster.pools[0].check
+
+    async def salted(relayed: RelayedCheck, key: str, version: str) -> ReplicaAnswer:
+        salts.append(relayed.cache_salt)
+        return await check(relayed, key, version)
+
+    cluster.pools[0].check = salted  # type: ignore[method-assign]
     with cluster.client() as client, ThreadPoolExecutor(8) as pool:
         assert client.post("/v1/check", json=body("a")).status_code == 401
         asked = body("a") | {"rule_set": "either"}
@@ -289,6 +277,7 @@ def test_tenants_are_told_apart_and_their_checks_written_once(
         both = body("a") | {"rule_set": "both"}
         assert client.post("/v1/check", json=both, headers=shop).status_code == 200
         assert len(set(cluster.pools[0].keys)) == 2  # the same words of two tenants
+        assert [str(salt).partition("/")[0] for salt in salts] == ["bank", "shop"]
         assert client.get("/metrics", headers=shop).status_code == 403
         assert client.get("/metrics", headers={"x-api-key": "admin"}).status_code == 200
         assert client.post(f"/admin/rules/{FIRST[0]}", headers=shop).status_code == 403

@@ -102,6 +102,8 @@ def test_copies_that_have_not_been_served_for_a_day_are_deleted_with_the_next_ch
         await change(b"second")
         assert len(refused) == 1 and refused | first < copies() and len(copies()) == 4
         second = copies() - first - refused
+        killed = tmp_path / "served" / ".copy-of-a-killed-process"
+        killed.mkdir()
         for path in copies():
             os.utime(path, (time.time() - 2 * UNUSED_S,) * 2)
         await change(b"third")
