@@ -149,31 +149,30 @@ def planned_traffic(plan: Plan, runs: Path) -> tuple[Plan, TrafficSource, int]:
     return plan.model_copy(update={"traffic": traffic}), source, trace.left_out
 
 
-def _computed(values: Mapping[str, tuple[float, str]], source: str) -> dict[str, Figure]:
-    """Figures, by column, of values with their units that all come from one computation."""
+def _figures(
+    values: Mapping[str, tuple[float, str]], source: str, basis: Basis = "computed"
+) -> dict[str, Figure]:
+    """Figures, by column, of values with their units that are known in the same way."""
     figures = {}
     for column, (value, unit) in values.items():
-        figures[column] = Figure(value=value, unit=unit, basis="computed", source=source)
+        figures[column] = Figure(value=value, unit=unit, basis=basis, source=source)
     return figures
 
 
 def _step_section(deployment: Deployment) -> Section:
     rows = {}
     device = deployment.device
-    basis: Basis = "measured here" if device is None else "computed"
-    note = "step, a rule: what each takes beside its tokens; pairs: a token and one it attends to."
     for method in deployment.methods:
-        figures = {}
-        for column, (value, unit) in method.cost.table_row.items():
-            figure = Figure(value=value, unit=unit, basis=basis, source=deployment.source)
-            if device is not None and column in ("step", "a rule"):  # the host's part
-                from_host = {"basis": "measured elsewhere", "source": device.host_source}
-                figure = figure.model_copy(update=from_host)
-            figures[column] = figure
-        figures["suffix"] = Figure(
-            value=method.suffix_tokens, unit="tokens", basis="given", source="the recipe's prompt"
-        )
-        rows[method.label] = figures
+        times = method.cost.table_row
+        if device is None:
+            figures = _figures(times, deployment.source, "measured here")
+        else:
+            figures = _figures(times, deployment.source)
+            of_host = {column: times[column] for column in ("step", "a rule")}
+            figures |= _figures(of_host, device.host_source, "measured elsewhere")
+        suffix = {"suffix": (float(method.suffix_tokens), "tokens")}
+        rows[method.label] = figures | _figures(suffix, "the recipe's prompt", "given")
+    note = "step, a rule: what each takes beside its tokens; pairs: a token and one it attends to."
     return Section(title="coefficients", rows=rows, note=note)
 
 
@@ -192,7 +191,7 @@ def _memory_section(deployment: Deployment) -> Section:
             "in host memory": (sizes.host_adapters, "adapters"),
             "host": (sizes.host_adapters * bytes_of.host_adapter / GIB, "GiB"),
         }
-        rows[method.label] = _computed(counts, COUNTED)
+        rows[method.label] = _figures(counts, COUNTED)
     return Section(title="memory", rows=rows)
 
 
@@ -215,7 +214,7 @@ def _replica_section(outcomes: Outcomes) -> Section:
                 "swap-ins": (point.swap_ins, "a check"),
                 "reads": (point.loads, "a check"),
             }
-        rows[method.label] = _computed(values, SIMULATED)
+        rows[method.label] = _figures(values, SIMULATED)
     note = (
         "lone: at a fiftieth of saturation. within target: the greatest rate that keeps the p95 "
         "and leaves the replica some time."
@@ -230,7 +229,7 @@ def _cost_section(
     arrivals = source.at(rate).arrivals
     rules = float(np.mean([len(arrival.rules) for arrival in arrivals]))
     tokens = float(np.mean([arrival.tokens for arrival in arrivals]))
-    price = Figure(value=an_hour, unit="USD an hour", basis="given", source=deployment.price_source)
+    price = _figures({"price": (an_hour, "USD an hour")}, deployment.price_source, "given")
     rows = {}
     for method, limits in outcomes:
         replicas = limits.replicas(rate)
@@ -240,11 +239,11 @@ def _cost_section(
             values |= _prices(per_million_checks(an_hour, replicas, rate), rules)
         full = per_million_checks(an_hour, 1, limits.saturation_per_second)
         values["checks, always full"] = (full, "USD")
-        rows[method.label] = {"price": price} | _computed(values, SIMULATED)
+        rows[method.label] = price | _figures(values, SIMULATED)
     if plan.judge is not None:
         origin = f"tokens by prices: {plan.judge.source}"
         for label, usd in judge_prices(plan.judge, tokens, rules).items():
-            rows[label] = _computed(_prices(usd, rules), origin)
+            rows[label] = _figures(_prices(usd, rules), origin)
     note = (
         f"For {rate:g} checks/s of {tokens:,.0f} tokens and {rules:.1f} rules on average, p95 "
         f"within {plan.p95_ms:g} ms. No replicas: not even a lone check keeps it. always full: "

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,11 @@ DOCKERFILE = FOLDER / "Dockerfile"
 COMPOSE = FOLDER / "compose.yaml"
 
 
-def instructions() -> list[tuple[str, str]]:
-    """The Dockerfile's, each on one line, without comments."""
-    text = re.sub(r"^(#.*)?\n", "", DOCKERFILE.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    found = []
-    for line in text.replace("\\\n", " ").splitlines():
-        name, _, rest = line.strip().partition(" ")
-        found.append((name, rest.strip()))
-    return found
-
-
 def of(name: str) -> list[str]:
-    return [rest for instruction, rest in instructions() if instruction == name]
+    """What stands behind this instruction in the Dockerfile, each time."""
+    text = re.sub(r"^(#.*)?\n", "", DOCKERFILE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    lines = text.replace("\\\n", " ").splitlines()
+    return [line.partition(" ")[2].strip() for line in lines if line.startswith(f"{name} ")]
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -40,15 +32,9 @@ def load(path: Path) -> dict[str, Any]:
     return content
 
 
-def test_the_base_has_a_version_and_the_environment_is_the_one_that_make_builds() -> None:
-    assert re.fullmatch(r"python:3\.1[12]-slim-\w+", of("FROM")[0])
-    (run,) = (rest for rest in of("RUN") if "make setup" in rest)
-    assert "DEVICE=${DEVICE}" in shlex.split(run.partition("make setup")[2])
-    assert of("ARG") == ["DEVICE=cpu"]
-
-
 def test_what_is_copied_exists_and_is_not_ignored_and_holds_what_the_server_imports() -> None:
     ignored = (FOLDER / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
+    assert "DEVICE=${DEVICE}" in next(run for run in of("RUN") if "make setup" in run)
     copied = set()
     for rest in of("COPY"):
         *sources, _ = rest.split()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from serve.engine.backends.arguments import Sizes
 from serve.plan.batching import ReplicaSizes
+from serve.plan.calibration import FittedCost
 from serve.plan.deployment import PlannedMethod, deploy
 from serve.plan.replica import (
     ConversationCache,
@@ -22,7 +22,7 @@ from serve.plan.replica import (
 )
 from serve.plan.report import planned_traffic
 from serve.plan.traffic import CheckArrival, TrafficSource
-from tests.serve.plan.on_paper import ByTokens, calibrated, check, plan, sizes
+from tests.serve.plan.on_paper import calibrated, check, linear, plan, sizes
 
 SERVICE_S = 0.01
 CHECKS = 60_000
@@ -31,13 +31,13 @@ CHECKS = 60_000
 def simulated(
     arrivals: list[CheckArrival],
     of: ReplicaSizes,
-    cost: Any = None,
+    cost: FittedCost | None = None,
     *,
     shares: bool = True,
     warm_up: int = 0,
 ) -> Replay:
     name = "alora" if shares else "lora"
-    method = PlannedMethod(name, cost or ByTokens(), 1, of, bytes_of=Sizes(1, 1, 1, 1))
+    method = PlannedMethod(name, cost or linear(tokens=1.0), 1, of, bytes_of=Sizes(1, 1, 1, 1))
     return ReplicaSimulation(method).run(arrivals, warm_up)
 
 
@@ -50,7 +50,7 @@ def one_by_one(tokens: np.ndarray, rate: float, seed: int) -> Replay:
         for number, (due, size) in enumerate(zip(due_s, tokens, strict=True))
     ]
     one = sizes(step_tokens=10**9, max_sequences=1)
-    return simulated(arrivals, one, ByTokens(token_ms=1e-3))
+    return simulated(arrivals, one, linear(tokens=1e-3))
 
 
 @pytest.mark.parametrize("load", [0.3, 0.8])
@@ -124,8 +124,7 @@ def test_a_recorded_hit_counts_instead_of_the_simulation_s_where_rules_share() -
 def test_adapters_without_a_slot_cost_their_copies_and_reads() -> None:
     few = sizes(adapters=4, host_adapters=2, slots=1)
     arrivals = [CheckArrival(float(number), number, 9, (number % 4,)) for number in range(8)]
-    cost = ByTokens(swap_in_ms=5.0, load_ms=7.0)
-    result = simulated(arrivals, few, cost)
+    result = simulated(arrivals, few, linear(tokens=1.0, swap_in_ms=5.0, load_ms=7.0))
     work = result.work
     assert work.swap_ins > 0 and work.loads > 0
     assert result.busy_s == pytest.approx((80 + 5 * work.swap_ins + 7 * work.loads) / 1000)
@@ -155,7 +154,8 @@ def test_the_conversation_used_least_recently_goes_first_and_the_scaffold_stays(
 
 def test_a_check_that_finds_the_engine_asleep_takes_longer_and_no_other() -> None:
     arrivals = [check(0.0, 9), check(0.005, 9, session=1), check(1.0, 9, session=2)]
-    result = simulated(arrivals, sizes(), ByTokens(wake_ms=3.0))
+    waking = linear(tokens=1.0).model_copy(update={"wake_ms": 3.0})
+    result = simulated(arrivals, sizes(), waking)
     assert result.latencies_s == pytest.approx([0.013, 0.023 - 0.005, 0.013])
 
 

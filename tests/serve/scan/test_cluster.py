@@ -124,7 +124,7 @@ def test_a_killed_actor_is_replaced_and_a_killed_scan_goes_on(
         scan(WordsEngine(rules), whole)
     out = tmp_path / "killed"
     command = [sys.executable, "-m", "tests.serve.scan.words_scan"]
-    command += [str(file), str(tmp_path / "rules"), str(out), "--cluster"]
+    command += [str(file), str(tmp_path / "rules"), str(out)]
     own_ray = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     killed = subprocess.Popen(command, env=own_ray)
     wait_for((out / "part-000000.jsonl").exists, killed)

@@ -12,10 +12,7 @@ from pathlib import Path
 import pytest
 
 from guard.errors import GuardError
-from guard.method import PEFT_WEIGHTS
-from guard.weights.card import load_card
 from serve.scan.parts import Format, PartFolder, ScanManifest, ScanRow, delete_scan, manifest_of
-from tests.serve.cards import save_card
 from tests.serve.scan.test_scan import write_rows
 
 SOURCES = {"a.jsonl": (5, 7), "b.jsonl": (5, 7)}
@@ -32,8 +29,8 @@ def test_a_part_is_read_as_it_was_written_and_a_broken_one_is_named(
 ) -> None:
     folder = PartFolder(tmp_path / "scan", dataclasses.replace(MANIFEST, format=kind))
     assert not folder.has(3) and folder.finished is None
-    with pytest.raises(Exception, match="bytes"):  # a part that cannot be finished
-        folder.write(3, [*ROWS, dataclasses.replace(ROWS[0], id=b"x")])  # type: ignore[arg-type]
+    with pytest.raises(Exception, match="object"):  # so that the part cannot be finished
+        folder.write(3, [*ROWS, dataclasses.replace(ROWS[0], id=object())])  # type: ignore[arg-type]
     assert not folder.has(3)
     folder.write(3, ROWS)
     assert folder.has(3) and not folder.has(2)
@@ -153,17 +150,6 @@ def test_a_file_a_foreign_folder_or_a_broken_manifest_is_refused(tmp_path: Path)
     (tmp_path / "scan.json").write_text("{")
     with pytest.raises(GuardError, match=r"the file is broken.*FORCE=1"):
         PartFolder(tmp_path, MANIFEST)
-
-
-def test_another_version_is_not_scanned_on(tmp_path: Path) -> None:
-    (tmp_path / PEFT_WEIGHTS).touch()
-    save_card(tmp_path, "fine")
-    card = load_card(tmp_path)
-    manifest = dataclasses.replace(MANIFEST, rules={"fine": card.version})
-    manifest.check_served({"fine": card})
-    for change in ({"reads": "last tool"}, {"threshold": 0.5}, {"bias": 0.2}, {"temperature": 3.0}):
-        with pytest.raises(GuardError, match="trained again since"):
-            manifest.check_served({"fine": card.model_copy(update=change)})
 
 
 def test_a_data_set_that_has_changed_is_another_scan(tmp_path: Path) -> None:

@@ -1,23 +1,17 @@
-"""The command: killed and gone on with, and refused before an engine starts."""
+"""The command: what PEFT says, once, and bad input before an engine starts."""
 
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from serve.scan.run import main
-from serve.scan.scan import scan
 from tests.serve.cards import text_of
-from tests.serve.cluster.words_engine import WordsEngine, save_words
 from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
 from tests.serve.scan.test_scan import write_rows
-from tests.serve.scan.words_scan import words_folder, write_words
-from tests.waiting import wait_until
 
 ROWS, ROWS_A_PART = 24, 8
 
@@ -55,26 +49,6 @@ def test_a_scan_says_what_peft_says_and_is_made_once(
         assert verdict["p_violation"] == pytest.approx(p_violation, abs=0.02)
     main()
     assert capsys.readouterr().out.startswith("nothing changed")
-
-
-def test_a_killed_process_goes_on_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rules = {"mild": save_words(tmp_path / "rules" / "mild", b"mild")}
-    file, out = write_words(tmp_path / "a.jsonl", 20), tmp_path / "killed"
-    program = [sys.executable, "-m", "tests.serve.scan.words_scan"]
-    killed = subprocess.Popen([*program, str(file), str(tmp_path / "rules"), str(out)])
-    wait_until((out / "part-000001.jsonl").exists)
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
-    times = {path: path.stat().st_mtime_ns for path in out.glob("part-*.jsonl")}
-    assert not json.loads((out / "scan.json").read_text())["is_finished"]
-    monkeypatch.setattr("tests.serve.cluster.words_engine.SLOW_S", 0.0)  # in this process
-    for folder in (out, tmp_path / "whole"):
-        scan(WordsEngine(rules), words_folder(file, rules, folder))
-    assert {path: path.stat().st_mtime_ns for path in times} == times  # none is judged again
-    for path in (tmp_path / "whole").iterdir():
-        assert (out / path.name).read_bytes() == path.read_bytes()
 
 
 def test_bad_input_is_found_before_an_engine_starts(

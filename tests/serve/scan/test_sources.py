@@ -79,16 +79,6 @@ def test_lines_are_conversations_and_bad_ones_say_why(tmp_path: Path, name: str)
     assert rows[-1].read_bytes == path.stat().st_size
 
 
-def test_what_says_nothing_is_not_judged(tmp_path: Path) -> None:
-    silent = {"role": "assistant", "content": None}
-    rows = {"messages": [silent]}, {"text": " "}, {"text": None}, {"messages": [*HI, silent]}
-    *empty, spoken = read_source(write_lines(tmp_path / "rows.jsonl", *rows))
-    words = ["the conversation is empty"] * 2 + ["no conversation, text is null"]
-    for row, problem in zip(empty, words, strict=True):
-        assert problem in row.problem and row.messages == ()
-    assert spoken.messages == (Message("user", "Hi"), Message("assistant", ""))
-
-
 def test_columns_of_one_name_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     columns = [pyarrow.array(["bad"]), pyarrow.array(["Hi"])]

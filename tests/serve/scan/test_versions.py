@@ -40,7 +40,7 @@ def test_folders_of_rules_give_a_pair_for_every_rule_that_differs(tmp_path: Path
     assert (stern.rule, stern.a.card.method, stern.shares_prefill) == ("stern", "lora", False)
     assert (versions.only_a, versions.only_b) == (("old",), ("new",))
     assert versions.unchanged == ("same",)
-    with pytest.raises(GuardError, match="no method in common for stern"):
+    with pytest.raises(GuardError, match="no method in common for same"):
         find_versions(a, b, "head")
     with pytest.raises(GuardError, match="the same weights"):
         find_versions(a, a)

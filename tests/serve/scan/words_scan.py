@@ -1,7 +1,6 @@
-"""A scan by an engine without a model, as a process of its own. Tests only.
+"""A scan by an actor around an engine without a model, as a process of its own. Tests only.
 
-`python -m tests.serve.scan.words_scan FILE RULES OUT [--cluster]`: RULES holds a folder of weights
-a rule; with --cluster an actor has the engine.
+`python -m tests.serve.scan.words_scan FILE RULES OUT`: RULES holds a folder of weights a rule.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import Any
 
 from guard.recipe import load_recipe
 from serve.scan.parts import PartFolder, manifest_of
-from serve.scan.scan import scan
 from serve.selection import ServedPart
 from tests.serve.cluster.words_engine import SLOWLY, VIOLATES, WordsEngine
 
@@ -48,16 +46,12 @@ def noting_engine(folders: Mapping[str, Path], file: Path) -> WordsEngine:
 
 def main() -> None:
     """Scan; what was killed goes on."""
-    file, rules, out = (Path(argument) for argument in sys.argv[1:4])
-    folders = {folder.name: folder for folder in sorted(rules.iterdir())}
-    folder = words_folder(file, folders, out)
-    if sys.argv[4:] != ["--cluster"]:
-        scan(WordsEngine(folders), folder)
-        return
     from serve.scan.cluster import scan_on_cluster  # Ray, which quick tests do not have
 
+    file, rules, out = (Path(argument) for argument in sys.argv[1:])
+    folders = {folder.name: folder for folder in sorted(rules.iterdir())}
     start = partial(noting_engine, folders, out.absolute().parent / "spin_count")
-    scan_on_cluster(start, folder, actors=1)
+    scan_on_cluster(start, words_folder(file, folders, out), actors=1)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.exceptions import HTTPException
 
 from guard.errors import GuardError
 from guard.weights.card import load_card
@@ -117,28 +116,6 @@ def test_copies_that_have_not_been_served_for_a_day_are_deleted_with_the_next_ch
         assert (await p_of_all(shard, replicas))[0].keys() == shard.cards.keys()
 
     with_shard(tmp_path, use)
-
-
-def test_rules_come_and_go_on_all_replicas_but_for_the_last(tmp_path: Path) -> None:
-    found = {"tact": save_words(tmp_path / "tact", b"third")}
-
-    async def use(shard: Shard, replicas: LocalReplicas) -> None:
-        with pytest.raises(HTTPException) as refusal:
-            await shard.serve("unknown")
-        assert refusal.value.status_code == 404
-        await shard.serve("tact")
-        assert {len(answer) for answer in await p_of_all(shard, replicas)} == {3}
-        assert shard.folder("tact") == found["tact"]
-        await shard.remove("tact")
-        await shard.remove("manners")
-        assert {len(answer) for answer in await p_of_all(shard, replicas)} == {1}
-        with pytest.raises(GuardError, match="served from no folder"):
-            shard.folder("tact")
-        with pytest.raises(HTTPException) as refusal:
-            await shard.remove("greeting")
-        assert refusal.value.status_code == 409
-
-    with_shard(tmp_path, use, find_trained=found.get)
 
 
 async def until_held(shard: Shard) -> None:
