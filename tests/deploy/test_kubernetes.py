@@ -164,16 +164,20 @@ def test_rule_sets_are_of_what_is_served_last_and_of_what_was_removed(tmp_path: 
 
 
 @pytest.mark.slow
-def test_what_stops_has_the_time_of_a_check_and_the_ingress_logs_as_the_server_does(
+def test_ray_is_told_the_times_and_numbers_and_the_ingress_logs_as_the_server_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from serve.cluster import kubernetes  # which imports Ray
 
     save_adapter(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak", seed=0)
-    ingress = kubernetes.build({"runs": str(tmp_path), "timeout": 600})._bound_deployment
+    arguments = {"runs": str(tmp_path), "timeout": 600, "replicas": "1-3", "scale_down": 45}
+    ingress = kubernetes.build(arguments)._bound_deployment
     (shard,), options = ingress.init_args
     for deployment in (ingress, shard._bound_deployment):
         assert deployment._deployment_config.graceful_shutdown_timeout_s > 600
+    scaling = shard._bound_deployment._deployment_config.autoscaling_config
+    assert (scaling.min_replicas, scaling.max_replicas) == (1, 3)
+    assert (scaling.downscale_delay_s, scaling.upscale_delay_s) == (45.0, 30.0)
     pipes: list[Path | None] = []
     monkeypatch.setattr(kubernetes, "log_into", pipes.append)
     no_handle: Any = None

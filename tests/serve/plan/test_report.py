@@ -78,6 +78,9 @@ def test_loras_cost_a_prefill_a_rule_and_a_judge_its_tokens(tmp_path: Path) -> N
         built, "one replica", "LoRA", "saturates at"
     )
     assert 4 < ratio < 8, "six rules, each with a conversation of its own"
+    few_slots = build(plan(traffic=SEVERAL, slots=10, p95_ms=10_000.0, checks=100), tmp_path)
+    assert value(few_slots, "one replica", "aLoRA", "swap-ins") > 1
+    assert value(few_slots, "one replica", "aLoRA", "reads") == 0
     judged = [label for label, row in built.rows("cost").items() if "price" not in row]
     assert len(judged) == 3
     dear, cached, one = (value(built, "cost", label, "a million checks") for label in judged)
@@ -101,15 +104,6 @@ def test_every_number_says_how_it_is_known_and_only_coefficients_are_measured(
     assert PlanReport.model_validate_json(path.read_text(encoding="utf-8")) == built
     too_strict = build(plan(p95_ms=50.0), tmp_path).rows("cost")["aLoRA"]  # nothing keeps that
     assert "replicas" not in too_strict and "checks, always full" in too_strict
-
-
-def test_copies_and_reads_of_adapters_without_a_slot_are_told(tmp_path: Path) -> None:
-    calibrated(tmp_path)
-    built = build(plan(traffic=SEVERAL, slots=10, p95_ms=10_000.0, checks=100), tmp_path)
-    assert (
-        value(built, "one replica", "aLoRA", "swap-ins") > 1
-        and value(built, "one replica", "aLoRA", "reads") == 0
-    )
 
 
 def test_a_judge_costs_by_the_token() -> None:

@@ -117,14 +117,13 @@ def test_a_killed_actor_is_replaced_and_a_killed_scan_goes_on(
 ) -> None:
     from serve.scan.cluster import scan_on_cluster
 
-    file = write_words(tmp_path / "a.jsonl", WORDS_PARTS * ROWS_A_PART)
-    whole = words_folder(file, rules, tmp_path / "whole")
+    monkeypatch.chdir(tmp_path)  # names of files are those of this folder
+    file, out = write_words(Path("a.jsonl"), WORDS_PARTS * ROWS_A_PART), Path("killed")
+    whole = words_folder(file, rules, Path("whole"))
     with monkeypatch.context() as quick:
         quick.setattr("tests.serve.cluster.words_engine.SLOW_S", 0.0)  # in this process
         scan(WordsEngine(rules), whole)
-    out = tmp_path / "killed"
-    command = [sys.executable, "-m", "tests.serve.scan.words_scan"]
-    command += [str(file), str(tmp_path / "rules"), str(out)]
+    command = [sys.executable, "-m", "tests.serve.scan.words_scan", "a.jsonl", "rules", "killed"]
     own_ray = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     killed = subprocess.Popen(command, env=own_ray)
     wait_for((out / "part-000000.jsonl").exists, killed)
@@ -142,7 +141,7 @@ def test_a_killed_actor_is_replaced_and_a_killed_scan_goes_on(
     assert content(out) == content(whole.folder)
     assert {path: path.stat().st_mtime_ns for path in times} == times  # none is written again
     # The threads of an actor spin briefly beside Ray's processes.
-    assert (tmp_path / "spin_count").read_text() == "10000"
+    assert Path("spin_count").read_text() == "10000"
     _, left = psutil.wait_procs(under, timeout=60)
     assert left == [], "a killed scan leaves processes"
 
@@ -184,19 +183,10 @@ def test_an_actor_has_the_most_cores_for_which_all_find_a_node(
 
 
 @pytest.mark.usefixtures("two_nodes")
-def test_actors_work_in_the_folder_of_the_scan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_behind_a_cluster_is_one_line(tmp_path: Path, rules: dict[str, Path]) -> None:
     from serve.scan.cluster import scan_on_cluster
 
-    monkeypatch.chdir(tmp_path)
-    rule = save_words(Path("mild"), b"mild")
-    write_words(Path("a.jsonl"), 3)
-    folder = words_folder(Path("a.jsonl"), {"mild": rule}, Path("out"))
-    start = partial(WordsEngine, {"mild": rule})
-    assert scan_on_cluster(start, folder, actors=1).conversations == 3
-    assert {row["source"] for row in folder.read(0)} == {"a.jsonl"}
-    Path("broken.jsonl.gz").write_bytes(b"not gzip")
-    broken = words_folder(Path("broken.jsonl.gz"), {"mild": rule}, Path("broken"))
+    (tmp_path / "broken.jsonl.gz").write_bytes(b"not gzip")
+    broken = words_folder(tmp_path / "broken.jsonl.gz", rules, tmp_path / "out")
     with pytest.raises(GuardError, match=r"^[^\n]*broken\.jsonl\.gz: not readable[^\n]*$"):
-        scan_on_cluster(start, broken, actors=1)
+        scan_on_cluster(partial(WordsEngine, rules), broken, actors=1)

@@ -22,15 +22,6 @@ def conversation(*contents: str) -> tuple[Message, ...]:
     return tuple(Message("user", content) for content in contents)
 
 
-def test_answers_come_in_the_order_of_the_conversations() -> None:
-    texts = [f"number {number}" for number in range(100)]
-    texts[17] = texts[63] = "forbidden"
-    checks = judge(Censor(), [conversation(text) for text in texts], ["words", "fine"])
-    violated = [number for number, check in enumerate(checks) if check.outcome == "violation"]
-    assert violated == [17, 63]
-    assert judge(Censor(), [], ["words"]) == []
-
-
 def test_those_that_share_a_beginning_are_asked_one_after_the_other_and_few_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -73,10 +64,11 @@ class Brittle(Censor):
 @pytest.mark.parametrize("broken", ["poison", "breaks"])  # at a step; when it is opened
 def test_a_failing_check_is_refused_and_the_others_are_judged(broken: str) -> None:
     texts = [f"number {number}" for number in range(50)]
-    texts[7], texts[8] = broken, "forbidden"
+    texts[7], texts[8], texts[31] = broken, "forbidden", "forbidden"
     engine = Brittle()
     checks = judge(engine, [conversation(text) for text in texts], ["words", "fine"])
-    assert checks[8].outcome == "violation"
+    violated = [number for number, check in enumerate(checks) if check.outcome == "violation"]
+    assert violated == [8, 31]
     for number, check in enumerate(checks):
         assert bool(check.refused) == (number == 7) != bool(check.verdicts)
     reasons = {refusal.why for refusal in checks[7].refused.values()}
