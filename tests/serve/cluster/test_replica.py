@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-import threading
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -16,14 +16,6 @@ from serve.cluster.replica import GuardReplica
 from serve.cluster.snapshots import Snapshots, version_of
 from tests.serve.cluster.words_cluster import as_json, asked, noted, p_of, trained
 from tests.serve.cluster.words_engine import BAD, VIOLATES, WordsStart, save_words
-
-
-@dataclass(frozen=True)
-class Events:
-    """That something has begun, and that it may end."""
-
-    begun: threading.Event = field(default_factory=threading.Event)
-    may_end: threading.Event = field(default_factory=threading.Event)
 
 
 @pytest.fixture
@@ -122,16 +114,16 @@ def test_a_rule_is_switched_and_back_and_what_is_refused_changes_nothing(
     with_replica(snapshots, use)
 
 
-def held(engine_method: Callable[..., None]) -> tuple[Callable[..., None], Events]:
-    """The method of an engine, which begins and then waits."""
-    events = Events()
+def held(method: Callable[..., None]) -> tuple[Callable[..., None], Event, Event]:
+    """The method of an engine, that it has begun, and that it may end."""
+    begun, may_end = Event(), Event()
 
     def wait(*arguments: object) -> None:
-        events.begun.set()
-        assert events.may_end.wait(60)
-        engine_method(*arguments)
+        begun.set()
+        assert may_end.wait(60)
+        method(*arguments)
 
-    return wait, events
+    return wait, begun, may_end
 
 
 def test_a_check_that_comes_while_weights_load_is_answered_by_the_version_that_it_names(
@@ -142,13 +134,13 @@ def test_a_check_that_comes_while_weights_load_is_answered_by_the_version_that_i
     async def use(replica: GuardReplica) -> None:
         version, engine = replica.version, replica.service._engine
         before = await answers(replica, version)
-        engine.serve, loading = held(engine.serve)  # type: ignore[method-assign]
+        engine.serve, begun, may_end = held(engine.serve)  # type: ignore[method-assign]
         switching = asyncio.create_task(replica.switch("manners", second))
-        await asyncio.to_thread(loading.begun.wait, 60)
+        await asyncio.to_thread(begun.wait, 60)
         assert replica.version != version
         asking = asyncio.create_task(answers(replica, version))
         await asyncio.sleep(0)  # so that it has begun
-        loading.may_end.set()
+        may_end.set()
         assert (await switching).error is None
         assert await asking == before  # of the note, as nobody has changed it
         assert replica.version == version
@@ -164,14 +156,14 @@ def test_a_change_that_was_missed_is_made_up_for_though_the_check_that_began_it_
 
     async def use(replica: GuardReplica) -> None:
         before, engine = await answers(replica, replica.version), replica.service._engine
-        engine.remove, removing = held(engine.remove)  # type: ignore[method-assign]
+        engine.remove, begun, may_end = held(engine.remove)  # type: ignore[method-assign]
         snapshots.write(second)
         gone = asyncio.create_task(replica.ask(asked("a"), version_of(second)))
-        await asyncio.to_thread(removing.begun.wait, 60)
+        await asyncio.to_thread(begun.wait, 60)
         gone.cancel()
         await asyncio.wait([gone])
         assert replica.version != version_of(second)
-        removing.may_end.set()
+        may_end.set()
         after = await answers(replica, version_of(second))
         assert after.keys() == {"manners"} and after["manners"] != before["manners"]
         snapshots.write(first)

@@ -191,8 +191,7 @@ def tenants_of(root: Path, rule_sets: Mapping[str, RuleSet], **rule_set_of: str)
     """
     tenants: dict[str, Any] = {}
     for name, rule_set in rule_set_of.items():
-        limits = {"concurrent_checks": 2}
-        keys = {"keys_sha256": [key_hash(name)]}
+        keys, limits = {"keys_sha256": [key_hash(name)]}, {"concurrent_checks": 2}
         tenants[name] = {**keys, "rule_sets": [rule_set], "limits": limits}
     content = {"admin_keys_sha256": [key_hash("admin")], "tenants": tenants}
     (root / "tenants.yaml").write_text(yaml.safe_dump(content))

@@ -100,37 +100,12 @@ def test_verdicts_are_those_of_single_checks_and_a_shared_beginning_is_computed_
     assert computed <= 1.2 * sum(check.computed_tokens for check in alone)
 
 
-def stored(number: int, content: str, problem: str = "") -> StoredConversation:
-    messages = () if problem else (Message("user", content),)
-    return StoredConversation("a.jsonl", number, f"c{number}", messages, problem)
-
-
-def test_rows_stand_in_the_order_of_conversations_and_rules() -> None:
-    part = [
-        stored(0, "zebra"),
-        stored(1, "", "not valid JSON"),
-        stored(2, "cannot be judged"),
-        stored(3, "forbidden"),
-    ]
-    rows = part_rows(Censor(), part, manifest())
-    places = [(row.row, row.rule) for row in rows]
-    assert places == [(number, rule) for number in range(4) for rule in ("words", "fine")]
-    verdicts = [row.verdict for row in rows if row.rule == "words"]
-    assert verdicts == ["allow", "unjudged", "unjudged", "violation"]
-    reasons = [row.reason for row in rows if row.rule == "fine"]
-    assert reasons == ["", "not valid JSON", "it does not fit", ""]
-    judged = rows[0]
-    assert judged.p_violation is not None and judged.threshold == 0.25 and judged.confident
-    assert {row.version for row in rows} == {"abc", "def"}
-    assert rows[2].p_violation is None and rows[2].threshold is None
-
-
 def test_an_engine_that_fails_is_an_error_that_names_the_rows() -> None:
     def fail() -> None:
         raise RuntimeError("the device is gone")
 
     engine = Censor()
     engine.on_step = fail
-    part = [stored(4, "zebra"), stored(5, "forbidden")]
+    part = [StoredConversation("a.jsonl", number, "", conversation("zebra")) for number in (4, 5)]
     with pytest.raises(GuardError, match=r"a\.jsonl, row 4, to a\.jsonl, row 5: .*device is gone"):
         part_rows(engine, part, manifest())

@@ -18,13 +18,13 @@ from serve.scan.scan import read_parts, scan
 from serve.scan.sources import size_of, state_of
 from tests.serve.client.censor import Censor
 
-FORBIDDEN = (3, 11)
+TEXTS = {3: "forbidden", 8: "cannot be judged", 11: "forbidden"}  # of these rows
 
 
 def write_rows(path: Path, count: int) -> Path:
     rows: list[dict[str, Any]] = []
     for number in range(count):
-        text = "forbidden" if number in FORBIDDEN else f"number {number}"
+        text = TEXTS.get(number, f"number {number}")
         rows.append({"id": f"c{number}", "messages": [{"role": "user", "content": text}]})
     rows[5] = {"id": "c5"}
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -47,21 +47,25 @@ def test_every_row_has_a_verdict_of_every_rule_in_the_order_of_the_files(tmp_pat
     finished = scan(Censor(), folder)
     rows = [row for number in range(5) for row in folder.read(number)]
     places = [(row["source"], row["row"], row["rule"]) for row in rows]
-    expected = [
-        (str(file), row, rule) for file in files for row in range(10) for rule in ("words", "fine")
-    ]
+    expected: list[tuple[str, int, str]] = []
+    for file in files:
+        for number in range(10):
+            expected += [(str(file), number, "words"), (str(file), number, "fine")]
     assert places == expected
     flagged = {(row["source"], row["id"]) for row in rows if row["verdict"] == "violation"}
     assert flagged == {(str(file), "c3") for file in files}
-    unjudged = [row for row in rows if row["verdict"] == "unjudged"]
-    assert {row["id"] for row in unjudged} == {"c5"} and len(unjudged) == 4
-    assert all("no conversation" in row["reason"] for row in unjudged)
+    unjudged = {row["id"]: row for row in rows if row["verdict"] == "unjudged"}
+    assert "no conversation" in unjudged["c5"]["reason"]
+    assert (unjudged["c8"]["reason"], unjudged["c8"]["code"]) == ("it does not fit", "too_long")
+    assert unjudged["c8"]["p_violation"] is None and unjudged["c8"]["threshold"] is None
+    assert rows[0]["p_violation"] < rows[0]["threshold"] == 0.25 and rows[0]["confident"]
+    assert [row["version"] for row in rows[:2]] == ["abc", "def"]
     assert finished.conversations == 20
     assert finished.verdicts == {
-        "words": {"allow": 16, "violation": 2, "unjudged": 2},
-        "fine": {"allow": 18, "unjudged": 2},
+        "words": {"allow": 14, "violation": 2, "unjudged": 4},
+        "fine": {"allow": 16, "unjudged": 4},
     }
-    assert "words          2         16          2" in summary(finished, folder.folder)
+    assert "words          2         14          4" in summary(finished, folder.folder)
 
 
 def test_a_scan_that_breaks_at_every_step_loses_and_repeats_nothing(tmp_path: Path) -> None:
