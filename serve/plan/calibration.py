@@ -5,7 +5,6 @@ Knows nothing of engines.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from guard.errors import GuardError, choose_from
+from guard.files.strict_json import load_json
 from guard.files.yaml_file import Strict, validate
 from serve.plan.device import StepWork
 
@@ -113,11 +113,8 @@ def load_calibration(path: Path) -> DeviceCalibration:
     remedy = f"Run `{COMMAND}`"
     if not path.is_file():
         raise GuardError("this machine was not calibrated", where=path, remedy=remedy)
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise GuardError(f"not JSON: {error}", where=path, remedy=remedy) from error
-    return validate(content, DeviceCalibration, where=path)
+    content = load_json(path, remedy=remedy)
+    return validate(content, DeviceCalibration, where=path, remedy=remedy)
 
 
 def fitted(rows: Sequence[BurstRow]) -> FittedCost:
