@@ -159,7 +159,7 @@ scan: $(ready) $(if $(filter-out 0,$(CLUSTER)),$(cluster)) ##   FILES="logs/*.js
 		$(if $(OUT),--out "$$OUT") $(call option,format,$(FORMAT)) $(call flag,cluster,$(CLUSTER)) $(call option,actors,$(ACTORS)) \
 		$(call flag,force,$(FORCE)) $(OPTIONS)
 
-plan: $(ready) ##   what a deployment costs: checks a second, p95 with queueing, memory, replicas, dollars -> table, runs/plan.json, plot (first make bench NAME=calibrate)
+plan: $(ready) ##   what a deployment costs: checks a second, p95 with queueing, memory, replicas, dollars -> table, runs/plan.json (first make bench NAME=calibrate)
 	$(python) -m serve.plan.run $(call option,plan,$(PLAN)) $(if $(TRACE),--trace "$$TRACE") $(OPTIONS)
 
 test: $(ready) $(if $(filter-out 0,$(QUICK)),,$(clients) $(cluster)) ##   all tests; QUICK=1: those without an engine, 3 minutes; TESTS=tests/guard: a part

@@ -16,7 +16,6 @@ import textwrap
 import time
 from collections.abc import Sequence
 
-import numpy as np
 from tqdm import tqdm
 
 from guard.conversation.example import Message
@@ -38,7 +37,6 @@ from serve.plan.calibration import (
     FittedCost,
     fitted,
     non_negative,
-    standard_errors,
 )
 from serve.plan.device import StepWork
 
@@ -176,16 +174,13 @@ class SwapRow(Strict):
 
 
 def with_swaps(rows: Sequence[SwapRow], cost: FittedCost) -> FittedCost:
-    """The coefficients, with a least-squares fit of the checks' times to their copies and reads,
-    and the standard errors of these two. The rest of the work is the same in every check.
+    """The coefficients, with a least-squares fit of the checks' times to their copies and reads.
+
+    The rest of the work is the same in every check.
     """
-    counts = np.asarray([[1.0, row.swap_ins, row.loads] for row in rows])
-    wall_ms = [row.wall_ms for row in rows]
-    solution = non_negative(counts, wall_ms)
-    errors = standard_errors(counts, wall_ms, solution)
-    names = "swap_in_ms", "load_ms", "swap_in_error_ms", "load_error_ms"
-    values = [*solution.tolist()[1:], *errors.tolist()[1:]]
-    return cost.model_copy(update=dict(zip(names, values, strict=True)))
+    counts = [[1.0, row.swap_ins, row.loads] for row in rows]
+    _, swap_in_ms, load_ms = non_negative(counts, [row.wall_ms for row in rows]).tolist()
+    return cost.model_copy(update={"swap_in_ms": swap_in_ms, "load_ms": load_ms})
 
 
 def swap_rows(engine: GuardEngine, recipe: Recipe, method: str) -> list[SwapRow]:
@@ -246,7 +241,8 @@ class CalibrateBench(BenchCommand):
         methods = recipe.adapter_methods
         with random_adapters(recipe, methods, max(most_rules, FLEET)) as adapters:
             with GuardEngine(recipe, adapters, max_loras=len(adapters)) as engine:
-                sizes, rows = self._sizes(engine), list[BurstRow]()
+                sizes = self._sizes(engine)
+                rows: list[BurstRow] = []
                 costs: dict[str, FittedCost] = {}
                 steps = sizes.step_tokens, sizes.max_sequences
                 limits = ReplicaSizes(*steps, most_rules, sizes.block_size)
@@ -299,8 +295,6 @@ def table(report: CalibrationReport) -> str:
             f"{METHODS[method].label}: {len(rows)} bursts, {agree} of them in as many steps as the "
             f"scheduler predicts; the median error of a burst's time is {cost.error:.1%}"
         )
-        for text in cost.indistinct:
-            lines.append(f"{METHODS[method].label}: not told from 0 by its standard error: {text}")
     lines += notes(
         "pairs: a token and one that it attends to. a rule: a sequence in a step.",
         "swap-in: a copy into a slot; disk: a read from there, where nothing else runs; wake: the",

@@ -182,31 +182,53 @@ def ray_replicas(
     scratch: Path,
     timeout_s: float = TIMEOUT_S,
 ) -> Iterator[list[RayPool]]:
-    """For each of the shards, replicas of what its snapshots say is served, on a Ray of this
-    process's own, on this machine; all end with the context.
+    """`deployed_replicas` on a Ray of this process's own, on this machine, which ends with the
+    context.
 
-    `scratch` is a folder for Ray's own files, with a short path. A check has `timeout_s` seconds.
-    Raises GuardError if a replica does not start.
+    `scratch` is a folder for Ray's own files, with a short path.
     """
-    names = [f"{APPLICATION}-{shard}" for shard in range(len(shards))]
-    processes = size.high * len(shards)
-    with _ray(processes, scratch, names):
-        options = actor_options(processes)
-        targets: list[serve.RunTarget] = []
-        for name, snapshots in zip(names, shards, strict=True):
-            deployment = guard_deployment(size, options, timeout_s=timeout_s)
-            application = deployment.bind(start_app, snapshots)
-            targets.append(serve.RunTarget(application, name, None, QUIET))
+    with (
+        serve_on_ray(size.high * len(shards), scratch),
+        deployed_replicas(size, start_app, shards, timeout_s) as pools,
+    ):
+        yield pools
+
+
+@contextlib.contextmanager
+def deployed_replicas(
+    size: ReplicaRange,
+    start_app: StartApp,
+    shards: Sequence[Snapshots],
+    timeout_s: float = TIMEOUT_S,
+) -> Iterator[list[RayPool]]:
+    """For each of the shards, replicas of what its snapshots say is served, on the Ray that runs.
+
+    A check has `timeout_s` seconds. Raises GuardError if a replica does not start.
+    """
+    options = actor_options(size.high * len(shards))
+    targets: list[serve.RunTarget] = []
+    with contextlib.ExitStack() as until_ended:
+        for number, snapshots in enumerate(shards):
+            application = guard_deployment(size, options, timeout_s=timeout_s)
+            name = f"{APPLICATION}-{number}"
+            targets.append(
+                serve.RunTarget(application.bind(start_app, snapshots), name, None, QUIET)
+            )
+            until_ended.callback(_delete, name)
         try:
             handles = serve.run_many(targets)
         except RuntimeError as error:
             raise _not_started() from error
-        try:
-            yield [RayPool(handle) for handle in handles]
-        finally:
-            for handle in handles:
-                # Its thread pushes metrics, and would after the end of Ray too.
-                handle.shutdown()
+        for handle in handles:
+            # Its thread pushes metrics, and would after the end of Ray too.
+            until_ended.callback(handle.shutdown)
+        yield [RayPool(handle) for handle in handles]
+
+
+def _delete(application: str) -> None:
+    """Replicas end as they do when there are to be fewer of them; the rest ends with Ray."""
+    with contextlib.suppress(RayError, RayServeException, TimeoutError):
+        serve.delete(application)
 
 
 def guard_deployment(
@@ -259,8 +281,8 @@ def actor_options(processes: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _ray(processes: int, scratch: Path, applications: Sequence[str]) -> Iterator[None]:
-    """A Ray of this process's own, for so many replicas at most in these applications."""
+def serve_on_ray(processes: int, scratch: Path) -> Iterator[None]:
+    """A Ray of this process's own, for so many replicas at most."""
     environment = {
         "RAY_worker_niceness": "0",  # Ray puts its workers behind whatever else runs
         "OMP_NUM_THREADS": str(max(1, len(usable_cores()) // processes)),
@@ -270,14 +292,8 @@ def _ray(processes: int, scratch: Path, applications: Sequence[str]) -> Iterator
     # A number of places: threads are what shares the cores.
     with private_ray(scratch, MAX_REPLICAS, environment):
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        try:
-            serve.start(proxy_location="Disabled", logging_config=QUIET)
-            yield
-        finally:
-            # Replicas end as they do when there are to be fewer of them; the rest ends with Ray.
-            for name in applications:
-                with contextlib.suppress(RayError, RayServeException, TimeoutError):
-                    serve.delete(name)
+        serve.start(proxy_location="Disabled", logging_config=QUIET)
+        yield
 
 
 def _log_ray_error(data: Mapping[str, Any], ignore_prefix: bool) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +40,13 @@ def running_cluster(
     The app closes its `observers`. Raises GuardError if Ray is not installed, or a replica does not
     start.
     """
+    try:
+        from serve.cluster.ray_pool import ray_replicas  # which nothing else needs
+    except ImportError as error:
+        raise GuardError(
+            f"replicas need Ray: {error}",
+            remedy="`make up REPLICAS=2` installs it, from setup/cluster.txt",
+        ) from error
     size.check_processes(shards)
     shard_folders = split(options.folders, shards)
     with contextlib.ExitStack() as until_ended:
@@ -55,7 +61,7 @@ def running_cluster(
         until_ended.enter_context(relayed(pipe))
         replica_options = replace(options.for_replicas(shards), log=pipe)
         pools = until_ended.enter_context(
-            _replicas(size, replica_options, shard_snapshots, scratch)
+            ray_replicas(size, replica_options, shard_snapshots, scratch, options.timeout_s)
         )
         yield app_in_front(
             pools,
@@ -92,17 +98,3 @@ def app_in_front(
         is_watching=is_watching,
         most_replicas=most_replicas,
     )
-
-
-def _replicas(
-    size: ReplicaRange, options: ServedOptions, shards: Sequence[Snapshots], scratch: Path
-) -> AbstractContextManager[Sequence[Replicas]]:
-    """Replicas on Ray, which nothing else needs. Raises GuardError without Ray."""
-    try:
-        from serve.cluster.ray_pool import ray_replicas
-    except ImportError as error:
-        raise GuardError(
-            f"replicas need Ray: {error}",
-            remedy="`make up REPLICAS=2` installs it, from setup/cluster.txt",
-        ) from error
-    return ray_replicas(size, options, shards, scratch, options.timeout_s)

@@ -5,7 +5,6 @@ Knows nothing of engines.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,13 +12,13 @@ import numpy as np
 from scipy.optimize import nnls
 
 from guard.errors import GuardError, choose_from
+from guard.files.strict_json import load_json
 from guard.files.yaml_file import Strict, validate
 from serve.plan.device import StepWork
 
 COMMAND = "make bench NAME=calibrate"
 FEATURES = ("steps", "tokens", "pairs", "sequences")  # of StepWork, each with a coefficient
 FIT_ROUNDS = 5
-TOLD_ERRORS = 2.0  # a coefficient is told from 0 if it is more than so many standard errors
 SUBMIT_FEATURES = ("checks", "conversation_tokens", "rules")
 
 
@@ -42,17 +41,14 @@ class BurstRow(Strict):
 class FittedCost(Strict):
     """The times of one method, linear in what its steps compute.
 
-    `swap_in_ms`, `load_ms`: for an adapter, with standard errors where the file states them.
-    `wake_ms`: the extra time of a check that finds the engine asleep. `error`: the median relative
-    error of the fit on its own bursts.
+    `swap_in_ms`, `load_ms`: for an adapter. `wake_ms`: the extra time of a check that finds the
+    engine asleep. `error`: the median relative error of the fit on its own bursts.
     """
 
     step: dict[str, float]
     submit: dict[str, float]
     swap_in_ms: float = 0.0
     load_ms: float = 0.0
-    swap_in_error_ms: float | None = None
-    load_error_ms: float | None = None
     wake_ms: float = 0.0
     error: float = 0.0
 
@@ -68,19 +64,6 @@ class FittedCost(Strict):
             "disk": (self.load_ms, "ms"),
             "wake": (self.wake_ms, "ms"),
         }
-
-    @property
-    def indistinct(self) -> list[str]:
-        """The times for an adapter that are not told from 0 by their standard errors, in words."""
-        times = (
-            ("swap-in", self.swap_in_ms, self.swap_in_error_ms),
-            ("disk", self.load_ms, self.load_error_ms),
-        )
-        indistinct: list[str] = []
-        for name, ms, error_ms in times:
-            if error_ms is not None and ms <= TOLD_ERRORS * error_ms:
-                indistinct.append(f"{name}: {ms:.2f} ms, standard error {error_ms:.2f}")
-        return indistinct
 
     def step_ms(self, work: StepWork) -> float:
         computed = sum(self.step[name] * float(getattr(work, name)) for name in FEATURES)
@@ -130,11 +113,8 @@ def load_calibration(path: Path) -> DeviceCalibration:
     remedy = f"Run `{COMMAND}`"
     if not path.is_file():
         raise GuardError("this machine was not calibrated", where=path, remedy=remedy)
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise GuardError(f"not JSON: {error}", where=path, remedy=remedy) from error
-    return validate(content, DeviceCalibration, where=path)
+    content = load_json(path, remedy=remedy)
+    return validate(content, DeviceCalibration, where=path, remedy=remedy)
 
 
 def fitted(rows: Sequence[BurstRow]) -> FittedCost:
@@ -170,19 +150,3 @@ def non_negative(
         coefficients = np.asarray(solution / scale)
         predicted = np.maximum(counts @ coefficients, 1e-12)
     return coefficients
-
-
-def standard_errors(
-    features: Sequence[Sequence[float]] | np.ndarray,
-    measured: Sequence[float],
-    coefficients: np.ndarray,
-) -> np.ndarray:
-    """The standard error of each coefficient that `non_negative` has fitted to more rows than
-    columns: that of least squares of errors relative to the prediction.
-    """
-    counts, times = np.asarray(features, dtype=float), np.asarray(measured, dtype=float)
-    predicted = counts @ coefficients
-    relative = counts / predicted[:, None]
-    errors = times / predicted - 1
-    variance = errors @ errors / (len(times) - len(coefficients))
-    return np.asarray(np.sqrt(variance * np.diag(np.linalg.pinv(relative.T @ relative))))

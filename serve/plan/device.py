@@ -202,7 +202,6 @@ class ComputedCost:
     width: int
     adapter_weights: int
     wake_ms = 0.0
-    indistinct = ()
 
     def step_ms(self, work: StepWork) -> float:
         """The time of steps of this work, with the copies and loads of their adapters."""

@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from guard.files.yaml_file import Strict
 from serve.plan.batching import AdapterSlots, ReplicaSizes, StepScheduler
-from serve.plan.calibration import FittedCost
 from serve.plan.deployment import PlannedMethod
-from serve.plan.device import ComputedCost, StepWork
+from serve.plan.device import StepWork
 from serve.plan.traffic import CheckArrival, TrafficSource
 
 
@@ -78,21 +76,14 @@ class ConversationCache:
 class ReplicaSimulation:
     """One run of arrivals, sorted by the time when they are due, through one replica.
 
-    `shares`: whether rules share the conversation.
+    Its cache is empty at first.
     """
 
-    def __init__(
-        self,
-        sizes: ReplicaSizes,
-        cost: FittedCost | ComputedCost,
-        suffix_tokens: int,
-        *,
-        shares: bool,
-    ) -> None:
-        self._sizes, self._cost, self._shares = sizes, cost, shares
-        self._slots = AdapterSlots(sizes)
-        self._scheduler = StepScheduler(sizes, suffix_tokens, shares=shares)
-        self._cache = ConversationCache(sizes)
+    def __init__(self, method: PlannedMethod) -> None:
+        self._sizes, self._cost, self._shares = method.sizes, method.cost, method.shares
+        self._slots = AdapterSlots(method.sizes)
+        self._scheduler = StepScheduler(method.sizes, method.suffix_tokens, shares=method.shares)
+        self._cache = ConversationCache(method.sizes)
         self._left: dict[int, int] = {}  # check -> number of its rules without an answer
         self._cached_tokens = 0
 
@@ -138,9 +129,7 @@ class ReplicaSimulation:
         recorded = arrival.cached_tokens if self._shares else None
         cached = self._cache.held(arrival.session) if recorded is None else recorded
         cached = min(cached, arrival.tokens)
-        copies = 1
-        if not self._shares:
-            copies = len(arrival.rules)
+        copies = 1 if self._shares else len(arrival.rules)
         self._cache.put(arrival.session, arrival.tokens, copies)
         self._cached_tokens += cached
         self._left[number] = len(arrival.rules)
@@ -165,10 +154,10 @@ class ReplicaSimulation:
 BACKLOGS = 4  # so many find the rate of saturation to within a tenth, and rather too low
 BISECTIONS = 7  # so many find the greatest rate to within a hundredth
 LOWEST_SHARE = 0.02  # of the rate of saturation: then a replica is nearly idle
-CURVE_SHARES = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
 
 
-class RatePoint(Strict):
+@dataclass(frozen=True)
+class RatePoint:
     """A replica's figures at a rate, without the checks that fill its cache."""
 
     rate: float
@@ -191,7 +180,6 @@ class Capacity:
     saturation_per_second: float
     lone: RatePoint
     within_target: RatePoint | None
-    curve: tuple[RatePoint, ...]
 
     def replicas(self, rate: float) -> int | None:
         """How many replicas answer `rate` checks a second within the target; None: no number."""
@@ -200,20 +188,10 @@ class Capacity:
         return math.ceil(rate / self.within_target.rate - 1e-9)
 
 
-def replay(method: PlannedMethod, arrivals: Sequence[CheckArrival], warm_up: int = 0) -> Replay:
-    """Send the arrivals through one replica whose cache is empty at first; the first `warm_up` do
-    not count.
-    """
-    simulation = ReplicaSimulation(
-        method.sizes, method.cost, method.suffix_tokens, shares=method.shares
-    )
-    return simulation.run(arrivals, warm_up)
-
-
 def at_rate(method: PlannedMethod, traffic: TrafficSource, rate: float) -> RatePoint:
     """A replica's figures at a rate."""
     drawn = traffic.at(rate)
-    result = replay(method, drawn.arrivals, drawn.warm_up)
+    result = ReplicaSimulation(method).run(drawn.arrivals, drawn.warm_up)
     checks = len(result.latencies_s)
     return RatePoint(
         rate=rate,
@@ -235,7 +213,7 @@ def saturation(method: PlannedMethod, traffic: TrafficSource) -> float:
     """
     rate = 1.0
     for _ in range(BACKLOGS):
-        rate = replay(method, traffic.backlog(rate)).per_second
+        rate = ReplicaSimulation(method).run(traffic.backlog(rate)).per_second
     return rate
 
 
@@ -248,8 +226,7 @@ def capacity(
     within = None
     if lone.p95_ms <= p95_ms:
         within = _greatest_rate(method, traffic, p95_ms, lone, most_busy * most)
-    curve = [at_rate(method, traffic, share * most) for share in CURVE_SHARES]
-    return Capacity(most, lone, within, tuple(curve))
+    return Capacity(most, lone, within)
 
 
 def _greatest_rate(

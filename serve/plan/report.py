@@ -18,14 +18,11 @@ from guard.machine.provenance import provenance
 from serve.engine.backends.arguments import GIB
 from serve.plan.deployment import Deployment, PlannedMethod, deploy
 from serve.plan.plan_file import JudgePricing, Plan
-from serve.plan.replica import Capacity, RatePoint, capacity
+from serve.plan.replica import Capacity, capacity
 from serve.plan.traffic import TrafficSource, read_trace, trace_rate
 
 COLUMNS = 110
 SIMULATED = "simulated from the coefficients"
-# Okabe and Ito's palette, which colour-blind readers can tell apart.
-COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7")
-GREY = "#444444"
 COUNTED = "counted from the base's shape and the recipe"
 MILLION = 1e6
 SECONDS_AN_HOUR = 3600
@@ -78,7 +75,7 @@ class Section(Strict):
 
 
 class PlanReport(Strict):
-    """Everything in `runs/plan.json`. `curves`: a replica's figures at several rates, by method."""
+    """Everything in `runs/plan.json`."""
 
     name: str
     commit: str
@@ -88,7 +85,6 @@ class PlanReport(Strict):
     rate: float
     p95_target_ms: float
     sections: tuple[Section, ...]
-    curves: dict[str, tuple[RatePoint, ...]]
 
     def rows(self, title: str) -> dict[str, dict[str, Figure]]:
         return {section.title: section.rows for section in self.sections}[title]
@@ -133,7 +129,6 @@ def build(plan: Plan, runs: Path) -> PlanReport:
             _replica_section(outcomes),
             _cost_section(plan, deployment, source, left_out, outcomes),
         ),
-        curves={method.label: limits.curve for method, limits in outcomes},
     )
 
 
@@ -154,34 +149,30 @@ def planned_traffic(plan: Plan, runs: Path) -> tuple[Plan, TrafficSource, int]:
     return plan.model_copy(update={"traffic": traffic}), source, trace.left_out
 
 
-def _computed(values: Mapping[str, tuple[float, str]], source: str) -> dict[str, Figure]:
-    """Figures, by column, of values with their units that all come from one computation."""
+def _figures(
+    values: Mapping[str, tuple[float, str]], source: str, basis: Basis = "computed"
+) -> dict[str, Figure]:
+    """Figures, by column, of values with their units that are known in the same way."""
     figures = {}
     for column, (value, unit) in values.items():
-        figures[column] = Figure(value=value, unit=unit, basis="computed", source=source)
+        figures[column] = Figure(value=value, unit=unit, basis=basis, source=source)
     return figures
 
 
 def _step_section(deployment: Deployment) -> Section:
     rows = {}
     device = deployment.device
-    basis: Basis = "measured here" if device is None else "computed"
-    note = "step, a rule: what each takes beside its tokens; pairs: a token and one it attends to."
     for method in deployment.methods:
-        figures = {}
-        for column, (value, unit) in method.cost.table_row.items():
-            figure = Figure(value=value, unit=unit, basis=basis, source=deployment.source)
-            if device is not None and column in ("step", "a rule"):  # the host's part
-                from_host = {"basis": "measured elsewhere", "source": device.host_source}
-                figure = figure.model_copy(update=from_host)
-            figures[column] = figure
-        figures["suffix"] = Figure(
-            value=method.suffix_tokens, unit="tokens", basis="given", source="the recipe's prompt"
-        )
-        rows[method.label] = figures
-        if method.cost.indistinct:
-            times = "; ".join(method.cost.indistinct)
-            note += f" Not told from 0 by its standard error, {method.label}: {times}."
+        times = method.cost.table_row
+        if device is None:
+            figures = _figures(times, deployment.source, "measured here")
+        else:
+            figures = _figures(times, deployment.source)
+            of_host = {column: times[column] for column in ("step", "a rule")}
+            figures |= _figures(of_host, device.host_source, "measured elsewhere")
+        suffix = {"suffix": (float(method.suffix_tokens), "tokens")}
+        rows[method.label] = figures | _figures(suffix, "the recipe's prompt", "given")
+    note = "step, a rule: what each takes beside its tokens; pairs: a token and one it attends to."
     return Section(title="coefficients", rows=rows, note=note)
 
 
@@ -200,7 +191,7 @@ def _memory_section(deployment: Deployment) -> Section:
             "in host memory": (sizes.host_adapters, "adapters"),
             "host": (sizes.host_adapters * bytes_of.host_adapter / GIB, "GiB"),
         }
-        rows[method.label] = _computed(counts, COUNTED)
+        rows[method.label] = _figures(counts, COUNTED)
     return Section(title="memory", rows=rows)
 
 
@@ -223,7 +214,7 @@ def _replica_section(outcomes: Outcomes) -> Section:
                 "swap-ins": (point.swap_ins, "a check"),
                 "reads": (point.loads, "a check"),
             }
-        rows[method.label] = _computed(values, SIMULATED)
+        rows[method.label] = _figures(values, SIMULATED)
     note = (
         "lone: at a fiftieth of saturation. within target: the greatest rate that keeps the p95 "
         "and leaves the replica some time."
@@ -238,7 +229,7 @@ def _cost_section(
     arrivals = source.at(rate).arrivals
     rules = float(np.mean([len(arrival.rules) for arrival in arrivals]))
     tokens = float(np.mean([arrival.tokens for arrival in arrivals]))
-    price = Figure(value=an_hour, unit="USD an hour", basis="given", source=deployment.price_source)
+    price = _figures({"price": (an_hour, "USD an hour")}, deployment.price_source, "given")
     rows = {}
     for method, limits in outcomes:
         replicas = limits.replicas(rate)
@@ -248,11 +239,11 @@ def _cost_section(
             values |= _prices(per_million_checks(an_hour, replicas, rate), rules)
         full = per_million_checks(an_hour, 1, limits.saturation_per_second)
         values["checks, always full"] = (full, "USD")
-        rows[method.label] = {"price": price} | _computed(values, SIMULATED)
+        rows[method.label] = price | _figures(values, SIMULATED)
     if plan.judge is not None:
         origin = f"tokens by prices: {plan.judge.source}"
         for label, usd in judge_prices(plan.judge, tokens, rules).items():
-            rows[label] = _computed(_prices(usd, rules), origin)
+            rows[label] = _figures(_prices(usd, rules), origin)
     note = (
         f"For {rate:g} checks/s of {tokens:,.0f} tokens and {rules:.1f} rules on average, p95 "
         f"within {plan.p95_ms:g} ms. No replicas: not even a lone check keeps it. always full: "
@@ -289,39 +280,3 @@ def judge_prices(judge: JudgePricing, tokens: float, rules: float) -> dict[str, 
         prices["… conversation first, cached"] = cached
     prices["… all rules in one prompt"] = prompt * judge.input + policies + answers
     return prices
-
-
-def draw(report: PlanReport, path: Path) -> None:
-    """Write the plot: latency and cost against the rate at one replica."""
-    from matplotlib.figure import Figure as Canvas
-
-    canvas = Canvas(figsize=(9, 4.2), dpi=150, layout="constrained")
-    latency, cost = canvas.subplots(1, 2)
-    costs = report.rows("cost")
-    for number, (label, points) in enumerate(report.curves.items()):
-        rates = [point.rate for point in points]
-        price, colour = costs[label]["price"].value, COLOURS[number % len(COLOURS)]
-        p50_ms = [point.p50_ms for point in points]
-        latency.plot(rates, p50_ms, "o-", color=colour, label=f"{label}, p50")
-        p95_ms = [point.p95_ms for point in points]
-        latency.plot(rates, p95_ms, "^--", color=colour, label=f"{label}, p95")
-        usd = [per_million_checks(price, 1, rate) for rate in rates]
-        cost.plot(rates, usd, "o-", color=colour, label=label)
-    latency.axhline(report.p95_target_ms, color=GREY, linestyle=":", label="p95 target")
-    styles = iter((":", "-.", "--"))
-    for label, figures in costs.items():
-        if "price" not in figures:  # a judge, which costs the same at any rate
-            value = figures["a million checks"].value
-            cost.axhline(value, color=GREY, linestyle=next(styles), linewidth=1, label=label)
-    labels = {latency: "ms from arrival to the last verdict", cost: "USD for a million checks"}
-    for axes, label in labels.items():
-        axes.set(xscale="log", yscale="log", xlabel="checks per second at one replica")
-        axes.set_ylabel(label)
-        axes.grid(linewidth=0.4, alpha=0.6, which="both")
-        axes.legend(fontsize=8)
-    caption = (
-        f"{report.name}: {report.model} on {report.hardware}; simulated, none of the points was "
-        f"measured. Coefficients: {report.source}. Commit {report.commit}."
-    )
-    canvas.supxlabel("\n".join(textwrap.wrap(caption, 150)), fontsize=7, color=GREY)
-    canvas.savefig(path)

@@ -34,7 +34,7 @@ def replaced_keys(words: list[str]) -> dict[str, Any]:
 
 @exits_cleanly
 def main() -> None:
-    """Plan, write the report and the plot, print the table."""
+    """Plan, write the report, print the table."""
     parser = argparse.ArgumentParser(
         prog="python -m serve.plan.run",
         description=__doc__,
@@ -53,14 +53,13 @@ def main() -> None:
     if arguments.trace is not None:
         replaced["traffic.trace"] = arguments.trace
     plan = load_plan(arguments.plan, replaced)
-    from serve.plan.report import build, draw
+    from serve.plan.report import build
 
     report = build(plan, arguments.runs)
     path = arguments.runs / "plan.json"
     report.save(path)
-    draw(report, path.with_suffix(".png"))
     print(report.text)
-    print(f"written: {path}, {path.with_suffix('.png')}")
+    print(f"written: {path}")
 
 
 if __name__ == "__main__":

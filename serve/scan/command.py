@@ -1,6 +1,4 @@
-"""What `make scan` and `make replay` share: their options, and a scan in this process or by actors
-of a cluster.
-"""
+"""What `make scan` and `make replay` share: options, and a scan here or by a cluster's actors."""
 
 from __future__ import annotations
 

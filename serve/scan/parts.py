@@ -14,7 +14,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -27,6 +27,7 @@ from serve.selection import ServedPart
 
 Format = Literal["jsonl", "parquet"]
 FORMATS = get_args(Format)
+OUTCOMES = ("is_finished", "conversations", "verdicts")  # what a manifest says once it is finished
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class ScanManifest:
     @property
     def inputs(self) -> dict[str, Any]:
         facts = asdict(self)
-        for outcome in ("is_finished", "conversations", "verdicts"):
+        for outcome in OUTCOMES:
             del facts[outcome]
         return dict(json.loads(json.dumps(facts)))
 
@@ -186,15 +187,15 @@ class PartFolder:
             self._write(manifest)
 
     @property
-    def finished(self) -> dict[str, Any] | None:
-        """The manifest, if the scan is complete, and no part of it was deleted since."""
+    def finished(self) -> ScanManifest | None:
+        """The finished manifest, if the scan is complete, and no part of it was deleted since."""
         stored = self._stored()
         if stored is None or not stored["is_finished"]:
             return None
         parts = math.ceil(stored["conversations"] / self.manifest.rows_a_part)
         if self.numbers() != list(range(parts)):
             return None
-        return stored
+        return replace(self.manifest, **{name: stored[name] for name in OUTCOMES})
 
     def has(self, number: int) -> bool:
         return self._part(number).is_file()

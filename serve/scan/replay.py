@@ -222,7 +222,7 @@ def _conversations(folder: PartFolder) -> Iterator[dict[str, Row]]:
     Raises GuardError if a part is broken.
     """
     finished = folder.finished
-    conversations_left: int = finished["conversations"] if finished else 0
+    conversations_left = finished.conversations if finished else 0
     names, rows_a_part = len(folder.manifest.rules), folder.manifest.rows_a_part
     for number in folder.numbers():
         rows = list(folder.read(number))

@@ -7,7 +7,6 @@ with the first missing part: no row is lost, and none is written twice.
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
 from guard.errors import exits_cleanly
@@ -63,17 +62,11 @@ def main() -> None:
     if arguments.force:
         delete_scan(out)
     folder = PartFolder(out, manifest)
-    stored = folder.finished
-    if stored is not None:
-        finished = replace(
-            manifest,
-            is_finished=True,
-            conversations=stored["conversations"],
-            verdicts=stored["verdicts"],
-        )
-        print(f"nothing changed\n{summary(finished, out)}")
-        return
-    finished = judge_all(parts, folder, arguments.actors)
+    finished = folder.finished
+    if finished is None:
+        finished = judge_all(parts, folder, arguments.actors)
+    else:
+        print("nothing changed")
     print(summary(finished, out))
 
 

@@ -35,37 +35,25 @@ def read_parts(manifest: ScanManifest) -> Iterator[StoredPart]:
     Raises GuardError where a source cannot be read, or has changed by the time it is read.
     """
     stored = _stored_conversations(manifest)
-    position = _BytePosition()
+    before = 0
     for number in itertools.count():
-        chunk = tuple(itertools.islice(stored, manifest.rows_a_part))
+        chunk = list(itertools.islice(stored, manifest.rows_a_part))
         if not chunk:
             return
-        yield StoredPart(number, chunk, position.advance(chunk))
+        conversations = tuple(conversation for conversation, _ in chunk)
+        read_bytes = chunk[-1][1]
+        yield StoredPart(number, conversations, read_bytes - before)
+        before = read_bytes
 
 
-def _stored_conversations(manifest: ScanManifest) -> Iterator[StoredConversation]:
+def _stored_conversations(manifest: ScanManifest) -> Iterator[tuple[StoredConversation, int]]:
+    """Each conversation, and how many bytes of all sources are read by then."""
+    finished_bytes = 0
     for source in manifest.sources:
-        yield from read_source(source)
+        for conversation in read_source(source):
+            yield conversation, finished_bytes + conversation.read_bytes
         manifest.check_source(source)
-
-
-class _BytePosition:
-    """The number of bytes that were read of all sources."""
-
-    def __init__(self) -> None:
-        self._read_bytes = 0
-        self._finished_bytes = 0  # of the sources that are read to their end
-        self._source = ""
-
-    def advance(self, chunk: tuple[StoredConversation, ...]) -> int:
-        """The bytes that were read for these conversations."""
-        before = self._read_bytes
-        for conversation in chunk:
-            if conversation.source != self._source:
-                self._finished_bytes += size_of(self._source) if self._source else 0
-                self._source = conversation.source
-        self._read_bytes = self._finished_bytes + chunk[-1].read_bytes
-        return self._read_bytes - before
+        finished_bytes += size_of(source)
 
 
 def scan(engine: ScanEngine, folder: PartFolder) -> ScanManifest:

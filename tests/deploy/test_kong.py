@@ -110,6 +110,9 @@ def test_only_an_allow_is_passed_on() -> None:
     assert exits[2] == {"status": 403, "body": {"error": violation}}
     assert [left["status"] for left in exits[3:]] == [503, 503, 503, 400, 400, 400]
     assert '"name": "go"' in engine.conversations[1][-1].content
+    (access,) = plugin("pre-function", "pre-function.yaml")["access"]
+    gone = addressed(access, {SERVER: "http://127.0.0.1:1"})
+    assert run(gone, [asked("Hi")])["access"][0]["status"] == 503
 
 
 def test_what_the_model_would_read_and_no_rule_does_is_refused() -> None:
@@ -128,12 +131,6 @@ def test_what_the_model_would_read_and_no_rule_does_is_refused() -> None:
     for outcome, key in zip(refused, keys, strict=True):
         assert f"`{key}`" in outcome["body"]["error"]["message"]
     assert json.loads(passed["passed_on"])["response_format"] == {"type": "json_object"}
-
-
-def test_a_server_that_is_gone_lets_nothing_pass() -> None:
-    (access,) = plugin("pre-function", "pre-function.yaml")["access"]
-    gone = addressed(access, {SERVER: "http://127.0.0.1:1"})
-    assert run(gone, [asked("Hi")])["access"][0]["status"] == 503
 
 
 def test_a_moderation_blocks_by_its_flags_and_raises_where_there_is_none() -> None:

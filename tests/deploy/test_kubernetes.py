@@ -4,16 +4,17 @@ name is run on Ray as it stands there.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
-import subprocess
-import sys
+import socket
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
@@ -22,44 +23,14 @@ from guard.recipe import load_recipe
 from serve.cluster.size import ReplicaRange
 from serve.cluster.snapshots import Snapshots
 from tests.deploy.clients import DEPLOY, ROOT
+from tests.serve.api.streaming import OpenStream, streamed
 from tests.serve.guarded import save_adapter
 
 FOLDER = DEPLOY / "kubernetes"
 DOCKERFILE = (FOLDER / "Dockerfile").read_text(encoding="utf-8")
-RUN_APPLICATION = """
-import sys, pathlib, json, socket, tempfile, os
-os.environ["RAY_AUTH_TOKEN"] = "of this test"
-import httpx, ray, yaml
-from ray import serve
-from serve.cluster.kubernetes import build
-from tests.serve.api.streaming import streamed
-OPENING = {"messages": [{"role": "user", "content": "My head hurts."}], "rules": ["pii_leak"],
-           "every_tokens": 1, "hold_back": 0}
-async def first_line(stream):
-    stream.write({"append": "Rest a while."})
-    return await stream.read()  # while the body is still sent
-arguments = json.loads(sys.argv[1])
-with tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True) as folder:
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=8,
-             _temp_dir=folder, _node_ip_address="127.0.0.1", object_store_memory=10**8)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
-    serve.run(build(arguments), name="centurion")
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
-        body = {"messages": [{"role": "user", "content": "My head hurts."}]}
-        answer = client.post("/v1/check", json=body)
-        print(answer.status_code, len(answer.headers["x-guard-replica"]), answer.json()["verdict"])
-        print(client.post("/admin/rules/pii_leak").json()["rule"])
-        print(client.get("/readyz").json(), "guard_replicas 1.0" in client.get("/metrics").text)
-        print(client.post("/v1/check", json={"messages": 1}).status_code)
-        print("error" not in str(streamed(client, OPENING, first_line)))
-        serve.run(build(arguments | {"shards": 2}), name="centurion")
-        answer = client.post("/v1/check", json=body)
-        replicas = answer.headers["x-guard-replica"].split(", ")
-        print(len(set(replicas)), sorted(result["rule"] for result in answer.json()["results"]))
-    ray.shutdown()
-"""
+RULES = ("medical_advice", "pii_leak")
+BODY = {"messages": [{"role": "user", "content": "My head hurts."}]}
+STREAM = BODY | {"rules": ["pii_leak"], "every_tokens": 1, "hold_back": 0}
 
 
 @pytest.mark.slow
@@ -81,10 +52,10 @@ def test_a_shard_has_its_own_notes_and_old_ones_go(
     _note_beginning(first)
     beginning = first.read()
     first.write({**beginning, "c": first.keep(folders["c"])})  # a rule was added
-    assert [sorted(each.read()) for each in served("a", "b")] == [["a", "c"], ["b"]]
+    assert [sorted(notes.read()) for notes in served("a", "b")] == [["a", "c"], ["b"]]
     # Built again with the added rule, all shards begin anew: none has an old one's note.
     replacing, other = served("a", "bc")
-    assert [sorted(each.read()) for each in (replacing, other)] == [["a"], ["b", "c"]]
+    assert [sorted(notes.read()) for notes in (replacing, other)] == [["a"], ["b", "c"]]
     assert sorted(served("a", "b")[0].read()) == ["a", "c"]  # the other one did not start
     _note_beginning(replacing)
     restored, _ = served("a", "b")
@@ -113,58 +84,47 @@ def test_the_service_names_the_ray_that_is_pinned_and_an_application_that_exists
     pins = (ROOT / "setup" / "cluster.txt").read_text(encoding="utf-8")
     assert f"ray=={cluster['rayVersion']}\n" in pins
     assert cluster["authOptions"] == {"mode": "token"}
-    module, _, function = application()["import_path"].partition(":")
-    source = ROOT / f"{module.replace('.', '/')}.py"
-    assert f"\ndef {function}(" in source.read_text(encoding="utf-8")
+    assert application()["import_path"] == "serve.cluster.kubernetes:build"  # as the tests below
     assert load_recipe(application()["args"]["model"]).methods
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("changed", "problem"),
-    [
-        ({"replicas": "two"}, "'replicas': must be a number such as 2 or 1-4"),
-        ({"replicas": "1-200", "shards": 2}, "2 shards of 200 replicas are more than 256"),
-        ({"replicas": "2", "scale_down": 60}, "scale_down needs a range"),
-    ],
-)
-def test_a_size_that_cannot_be_is_refused(
-    tmp_path: Path, changed: dict[str, Any], problem: str
-) -> None:
+def test_a_size_that_cannot_be_is_refused(tmp_path: Path) -> None:
     from serve.cluster.kubernetes import ApplicationArguments, build  # which imports Ray
 
     ranged = ApplicationArguments(runs=tmp_path, replicas="2-4", scale_down=60)
     assert ranged.size == ReplicaRange(2, 4).scaled_down_after(60)
-    with pytest.raises(GuardError, match=problem):
-        build({"runs": str(tmp_path)} | changed)
+    wrong: dict[str, dict[str, Any]] = {
+        "'replicas': must be a number such as 2 or 1-4": {"replicas": "two"},
+        "2 shards of 200 replicas are more than 256": {"replicas": "1-200", "shards": 2},
+        "scale_down needs a range": {"replicas": "2", "scale_down": 60},
+    }
+    for problem, changed in wrong.items():
+        with pytest.raises(GuardError, match=problem):
+            build({"runs": str(tmp_path)} | changed)
 
 
 def test_every_pod_has_the_image_the_volume_room_for_a_replica_and_an_audit_log() -> None:
     cluster = documents()["RayService"]["spec"]["rayClusterConfig"]
-    arguments = application()["args"]
-    low, high = (int(number) for number in arguments["replicas"].split("-"))
+    volume, arguments = documents()["PersistentVolumeClaim"], application()["args"]
     (group,) = cluster["workerGroupSpecs"]
-    assert (group["minReplicas"], group["maxReplicas"]) == (low, high)
+    assert f"{group['minReplicas']}-{group['maxReplicas']}" == arguments["replicas"]
     for spec in (cluster["headGroupSpec"], group):
         pod = spec["template"]["spec"]
         (container,) = pod["containers"]
         assert container["image"] == "centurion-ray:cpu"
         assert container["volumeMounts"] == [{"name": "runs", "mountPath": arguments["runs"]}]
         claim = pod["volumes"][0]["persistentVolumeClaim"]["claimName"]
-        assert claim == documents()["PersistentVolumeClaim"]["metadata"]["name"]
+        assert claim == volume["metadata"]["name"]
+        # KubeRay 1.5 takes Ray's ports where the container has none, and no other where it has.
+        assert "ports" not in container
+    assert volume["spec"]["accessModes"] == ["ReadWriteMany"]
     limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
     assert float(limits["cpu"]) >= arguments["cpus"]
-    assert documents()["PersistentVolumeClaim"]["spec"]["accessModes"] == ["ReadWriteMany"]
-    (head,) = cluster["headGroupSpec"]["template"]["spec"]["containers"]
-    ports = {port["name"]: port["containerPort"] for port in head.get("ports", ())}
-    # KubeRay 1.5 takes Ray's ports where the container has none, and no other where it has some.
-    needed = {"dashboard": 8265, "gcs-server": 6379, "serve": 8000}
-    assert not ports or needed.items() <= ports.items()
-    # Every process has an audit log of its own.
     text = (FOLDER / "rayservice.yaml").read_text(encoding="utf-8")
     (path,) = re.findall(r"^ *(?:# )?audit_log: (\S+)", text, re.MULTILINE)
     assert path.startswith(arguments["runs"])
-    assert "{hostname}" in path and "{pid}" in path
+    assert "{hostname}" in path and "{pid}" in path  # every process has a log of its own
 
 
 def test_the_image_installs_ray_as_make_does_and_finds_our_code() -> None:
@@ -204,16 +164,20 @@ def test_rule_sets_are_of_what_is_served_last_and_of_what_was_removed(tmp_path: 
 
 
 @pytest.mark.slow
-def test_what_stops_has_the_time_of_a_check_and_the_ingress_logs_as_the_server_does(
+def test_ray_is_told_the_times_and_numbers_and_the_ingress_logs_as_the_server_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from serve.cluster import kubernetes  # which imports Ray
 
     save_adapter(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak", seed=0)
-    ingress = kubernetes.build({"runs": str(tmp_path), "timeout": 600})._bound_deployment
+    arguments = {"runs": str(tmp_path), "timeout": 600, "replicas": "1-3", "scale_down": 45}
+    ingress = kubernetes.build(arguments)._bound_deployment
     (shard,), options = ingress.init_args
     for deployment in (ingress, shard._bound_deployment):
         assert deployment._deployment_config.graceful_shutdown_timeout_s > 600
+    scaling = shard._bound_deployment._deployment_config.autoscaling_config
+    assert (scaling.min_replicas, scaling.max_replicas) == (1, 3)
+    assert (scaling.downscale_delay_s, scaling.upscale_delay_s) == (45.0, 30.0)
     pipes: list[Path | None] = []
     monkeypatch.setattr(kubernetes, "log_into", pipes.append)
     no_handle: Any = None
@@ -221,24 +185,58 @@ def test_what_stops_has_the_time_of_a_check_and_the_ingress_logs_as_the_server_d
     assert pipes == [None]
 
 
+@pytest.fixture
+def on_ray(uncompiled: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
+    """A client of Ray Serve's proxy, on a Ray as others run it."""
+    import ray
+    from ray import serve
+
+    os.environ.setdefault("RAY_AUTH_TOKEN", "0" * 64)  # Ray reads it once in a process
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True) as folder:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            log_to_driver=False,
+            num_cpus=8,
+            object_store_memory=10**8,
+            _temp_dir=folder,
+            _node_ip_address="127.0.0.1",
+        )
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        address = f"http://127.0.0.1:{port}"
+        with httpx.Client(base_url=address, timeout=60, trust_env=False) as client:
+            yield client
+        serve.shutdown()
+        ray.shutdown()
+
+
 @pytest.mark.slow
-@pytest.mark.usefixtures("uncompiled")
-def test_the_application_answers_on_ray_by_the_arguments_of_the_file(tmp_path: Path) -> None:
-    rules = ("medical_advice", "pii_leak")
-    for seed, rule in enumerate(rules):
+def test_the_application_answers_on_ray_by_the_arguments_of_the_file(
+    tmp_path: Path, on_ray: httpx.Client
+) -> None:
+    from ray import serve
+
+    from serve.cluster.kubernetes import build
+
+    for seed, rule in enumerate(RULES):
         save_adapter(tmp_path / "tiny" / rule / "alora", rule, seed=seed)
     arguments = application()["args"] | {"runs": str(tmp_path), "replicas": "1", "cpus": 1}
-    done = subprocess.run(
-        [sys.executable, "-c", RUN_APPLICATION, json.dumps(arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    first, *rest = done.stdout.splitlines()
-    assert re.fullmatch(r"200 \d+ (allow|violation)", first)
-    one_shard = ["pii_leak", "{'status': 'ok'} True", "422", "True"]
-    assert rest == [*one_shard, f"2 {sorted(rules)}"]
+    serve.run(build(arguments | {"shards": 2}), name="centurion")
+    answer = on_ray.post("/v1/check", json=BODY)
+    assert answer.status_code == 200
+    assert tuple(result["rule"] for result in answer.json()["results"]) == RULES
+    assert len(set(answer.headers["x-guard-replica"].split(", "))) == 2
+    assert on_ray.post("/admin/rules/pii_leak").json()["rule"] == "pii_leak"
+    assert on_ray.get("/readyz").json() == {"status": "ok"}
+    assert "guard_replicas 2.0" in on_ray.get("/metrics").text
+    assert on_ray.post("/v1/check", json={"messages": 1}).status_code == 422
+
+    async def first_line(stream: OpenStream) -> None:
+        stream.write({"append": "Rest a while."})
+        assert "error" not in await stream.read()  # while the body is still sent
+
+    streamed(on_ray, STREAM, first_line)
     assert (tmp_path / "cluster").is_dir()

@@ -11,9 +11,8 @@ import json
 import secrets
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from tests.deploy.clients import DEPLOY, addressed, environment, program
 from tests.deploy.model_server import model_app
 from tests.serve.serving import serving
 from tests.serve.word_engine import WORDS, WordEngine
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,6 @@ VIOLATING = ("Is ibuprofen good?", BAD_REPLY)
 OPEN = ("not-on-error", "open")  # no setting lets a violation pass
 UNJUDGED, BREAKING = "This cannot be judged.", "This breaks the engine."
 START_S = 600.0
-ATTEMPTS = 3  # to start it on a port that nobody has taken meanwhile
 # Of a violation in a request.
 STATUSES = {"centurion": 400, "centurion-moderation": 400, "centurion-detector": 500}
 
@@ -57,46 +56,31 @@ STATUSES = {"centurion": 400, "centurion-moderation": 400, "centurion-detector":
 def litellm_proxy(config: Path) -> Iterator[httpx.Client]:
     """A client of a proxy with this configuration, which ends with the block."""
     key = f"sk-{secrets.token_hex(32)}"  # without one it does not start
-    headers, log = {"authorization": f"Bearer {key}"}, config.with_suffix(".log")
-    for _ in range(ATTEMPTS):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]  # whoever listens there first has it
-        command = [program("litellm"), "--config", config, "--host", "127.0.0.1"]
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [*command, "--port", str(port)],
-                cwd=config.parent,
-                env=environment(LITELLM_MASTER_KEY=key),
-                stdout=output,
-                stderr=output,
-            )
-        address = f"http://127.0.0.1:{port}"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    address, headers = f"http://127.0.0.1:{port}", {"authorization": f"Bearer {key}"}
+    with config.with_suffix(".log").open("wb") as log:
+        process = subprocess.Popen(
+            [program("litellm"), "--config", config, "--host", "127.0.0.1", "--port", port],
+            cwd=config.parent,
+            env=environment(LITELLM_MASTER_KEY=key),
+            stdout=log,
+            stderr=log,
+        )
+    with httpx.Client(base_url=address, headers=headers, timeout=60, trust_env=False) as client:
+
+        def has_started() -> bool:
+            assert process.poll() is None, config.with_suffix(".log").read_text()[-4000:]
+            with suppress(httpx.TransportError):
+                return client.get("/health/liveliness").is_success
+            return False
+
         try:
-            with httpx.Client(
-                base_url=address, headers=headers, timeout=60, trust_env=False
-            ) as client:
-                if _has_started(process, client, log):
-                    yield client
-                    return
+            wait_until(has_started, START_S)
+            yield client
         finally:
             process.terminate()
             process.wait(30)
-    raise AssertionError(f"LiteLLM ended {ATTEMPTS} times: {log.read_text()[-4000:]}")
-
-
-def _has_started(process: subprocess.Popen[bytes], client: httpx.Client, log: Path) -> bool:
-    """Wait until it answers; False if it has ended, as it does where another has the port."""
-    until = time.monotonic() + START_S
-    while time.monotonic() < until:
-        if process.poll() is not None:
-            return False
-        try:
-            if client.get("/health/liveliness").is_success:
-                return True
-        except httpx.TransportError:
-            pass
-        time.sleep(0.2)
-    raise AssertionError(f"LiteLLM did not start in {START_S:.0f} s: {log.read_text()[-4000:]}")
 
 
 @dataclass(frozen=True)
@@ -140,15 +124,6 @@ def variant(config: dict[str, Any], name: str, **settings: Any) -> dict[str, Any
     return {"guardrail_name": name, "litellm_params": params}
 
 
-def configured(path: Path, server: httpx.Client, upstream: httpx.Client) -> dict[str, Any]:
-    """A file with these servers' addresses."""
-    addresses = {"http://localhost:8000": str(server.base_url).rstrip("/")}
-    if path == CONFIG:
-        addresses["http://localhost:8080"] = str(upstream.base_url).rstrip("/")
-    config: dict[str, Any] = yaml.safe_load(addressed(path.read_text(encoding="utf-8"), addresses))
-    return config
-
-
 def with_a_tenant(folder: Path) -> FastAPI:
     """A server that only answers who has KEY."""
     rule_sets = {"support": RuleSet.any_of(list(WORDS))}
@@ -171,8 +146,12 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
         serving(with_a_tenant(folder)) as guarded,
         serving(model) as upstream,
     ):
-        config = configured(CONFIG, server, upstream)
-        config["model_list"] += configured(RULES_AS_MODELS, server, upstream)["model_list"]
+        at_server = {"http://localhost:8000": str(server.base_url).rstrip("/")}
+        at_model = {"http://localhost:8080": str(upstream.base_url).rstrip("/")}
+        text = addressed(CONFIG.read_text(encoding="utf-8"), at_server | at_model)
+        rules_as_models = addressed(RULES_AS_MODELS.read_text(encoding="utf-8"), at_server)
+        config: dict[str, Any] = yaml.safe_load(text)
+        config["model_list"] += yaml.safe_load(rules_as_models)["model_list"]
         as_it_is = config["guardrails"][0]["litellm_params"]
         assert as_it_is["default_on"] is True  # every request is checked
         as_it_is["default_on"] = False

@@ -106,19 +106,15 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Chats:
 
 
 @pytest.mark.parametrize("config", CONFIGURATIONS)
-def test_nemo_listens_where_nobody_else_of_the_file_does(config: str) -> None:
-    text = (DEPLOY / "nemo" / config / "config.yml").read_text(encoding="utf-8")
-    (port,) = re.findall(r"^#.*nemoguardrails server --port (\d+) ", text, re.MULTILINE)
-    assert port not in re.findall(r"http://localhost:(\d+)", text)
-
-
-@pytest.mark.parametrize("config", CONFIGURATIONS)
 def test_what_is_allowed_passes_and_a_violation_is_refused(chats: Chats, config: str) -> None:
     """And a server that is gone lets nothing pass."""
     assert chats.outcome(config, unlike(REST)) == REST
     assert chats.outcome(config, "Who lives at 5 Elm Street?") == REFUSED
     assert chats.outcome(config, unlike(BAD)) == REFUSED
     assert chats.outcome(f"{config}-gone", unlike(REST)) == FAILED
+    text = (DEPLOY / "nemo" / config / "config.yml").read_text(encoding="utf-8")
+    (port,) = re.findall(r"^#.*nemoguardrails server --port (\d+) ", text, re.MULTILINE)
+    assert port not in re.findall(r"http://localhost:(\d+)", text), "somebody else listens there"
 
 
 def test_rails_see_a_message_and_its_reply_and_actions_the_conversation(chats: Chats) -> None:

@@ -28,14 +28,13 @@ from serve.api.formats import stream
 from serve.api.formats.table import wire_formats
 from serve.api.input.limits import MAX_REQUESTS, TIMEOUT_HEADER, route_path
 from serve.api.observe.requests import REQUEST_ID
-from serve.api.service import POLL_S
 from serve.api.watch import watch
 from serve.cluster.front.probes import ClusterProbes
 from serve.cluster.front.session import SessionKeys
 from serve.cluster.messages import REPLICA_HEADER, RelayedRequest, RelayedResponse
-from serve.cluster.shards.service import ClusterService, patience_s
+from serve.cluster.shards.service import ClusterService, all_done
 from serve.cluster.shards.shard import Shard
-from serve.engine.refusals import CallerGone, too_late
+from serve.engine.refusals import too_late
 from serve.engine.thread.engine_thread import TIMEOUT_S
 from serve.policy.rule_set import RuleSet
 from serve.tenants.tenant_file import Tenants
@@ -162,15 +161,10 @@ async def _answer(
     request: Request, asking: asyncio.Future[RelayedResponse], deadline: float
 ) -> RelayedResponse:
     """The answer, unless its time is over or its sender is gone. Raises Overloaded."""
-    until = deadline + patience_s(request)
     try:
-        while not asking.done():
-            await asyncio.wait([asking], timeout=min(POLL_S, max(0.0, until - time.monotonic())))
-            # A replica itself ends a late check; what it says of that is waited for.
-            if not asking.done() and time.monotonic() > until:
-                raise too_late()
-            if not asking.done() and await request.is_disconnected():
-                raise CallerGone("the caller is gone")
+        await all_done(request, [asking], deadline)
+        if not asking.done():
+            raise too_late()
         return asking.result()
     finally:
         asking.cancel()

@@ -9,6 +9,7 @@ name, since it may only have been too slow to answer.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from prometheus_client.registry import Collector
 from serve.api.probes import up_or_down
 from serve.cluster.messages import ReplicaAnswer, ReplicaLost
 from serve.cluster.shards.service import ClusterService
+from serve.cluster.shards.shard import Shard
 
 # Metrics of requests: the ingress counts these itself, with those that no replica saw.
 ONLY_OF_INGRESS = ("guard_request_seconds",)
@@ -141,28 +143,21 @@ class ClusterProbes:
 
     async def _is_any_running(self) -> bool:
         """Whether a shard is known to have a replica."""
-        looks = [shard.replicas.running() for shard in self._service.shards]
-        is_any_running = False
-        for outcome in await asyncio.gather(*looks, return_exceptions=True):
-            if isinstance(outcome, int):
-                is_any_running |= outcome > 0
-            elif not isinstance(outcome, ReplicaLost):
-                raise outcome
-        return is_any_running
+
+        async def running(shard: Shard) -> int:
+            with contextlib.suppress(ReplicaLost):
+                return await shard.replicas.running()
+            return 0
+
+        return any(await asyncio.gather(*map(running, self._service.shards)))
 
     async def readyz(self, request: Request) -> JSONResponse:
-        try:
-            shards = await self._each("ready")
-        except ReplicaLost:
-            return up_or_down(False)
+        shards = await self._each("ready")
         return up_or_down(any(state.value for state in itertools.chain(*shards)))
 
     async def metrics(self, request: Request) -> Response:
         """The metrics of all replicas, added up; where none answers, what they counted last."""
-        try:
-            shards = await self._each("metrics")
-        except ReplicaLost:
-            shards = [[] for _ in self._service.shards]
+        shards = await self._each("metrics")
         expositions = {answer.replica: answer.value for answer in itertools.chain(*shards)}
         families = [*self._sums.families(expositions), *self._shard_metrics(shards)]
         registry = merged(self._service.metrics.registry, families)
@@ -171,26 +166,14 @@ class ClusterProbes:
         return Response(content, headers={"content-type": content_type})
 
     async def _each(self, method: str) -> list[list[ReplicaAnswer]]:
-        """For each shard, the answers that come in time; none of a shard that cannot be asked.
+        """For each shard, the answers that come in time; none of a shard that cannot be asked."""
 
-        Raises ReplicaLost if none can.
-        """
-        asking = []
-        for shard in self._service.shards:
-            asking.append(shard.replicas.each(method, within_s=PROBE_S, may_miss=True))
-        answers: list[list[ReplicaAnswer]] = []
-        failures: list[ReplicaLost] = []
-        for outcome in await asyncio.gather(*asking, return_exceptions=True):
-            if isinstance(outcome, ReplicaLost):
-                failures.append(outcome)
-                answers.append([])
-            elif isinstance(outcome, BaseException):
-                raise outcome
-            else:
-                answers.append(outcome)
-        if len(failures) == len(answers):
-            raise failures[0]
-        return answers
+        async def answers(shard: Shard) -> list[ReplicaAnswer]:
+            with contextlib.suppress(ReplicaLost):
+                return await shard.replicas.each(method, within_s=PROBE_S, may_miss=True)
+            return []
+
+        return await asyncio.gather(*map(answers, self._service.shards))
 
     def _shard_metrics(self, shards: Sequence[Sequence[ReplicaAnswer]]) -> list[Metric]:
         """The metrics that are not sums over replicas."""

@@ -170,15 +170,15 @@ class ClusterService(CheckService):
             check = self.shards[number].check(messages, names, salt, key, deadline)
             asking[number] = asyncio.create_task(check)
         try:
-            await _all_done(request, asking.values(), deadline)
+            await all_done(request, asking.values(), deadline)
             return _joined(request, rules, by_shard, asking)
         finally:  # nobody needs unfinished checks any more
             for task in asking.values():
                 task.cancel()
 
 
-async def _all_done(
-    request: Request, asking: Iterable[asyncio.Task[ReplicaAnswer]], deadline: float
+async def all_done(
+    request: Request, asking: Iterable[asyncio.Future[Any]], deadline: float
 ) -> None:
     """Wait for all answers until the request's time is over, and `patience_s` longer.
 

@@ -1,10 +1,15 @@
-"""Two replicas on Ray, killed, changed and filled: nothing is lost and nothing falsely allowed."""
+"""Replicas on one Ray: started, killed, changed, filled. Nothing is lost, nothing falsely allowed.
+
+Applications follow one another, since they have one name: that of the last tests stays until the
+module's end.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import collections
 import contextlib
+import logging
 import os
 import signal
 import tempfile
@@ -19,68 +24,59 @@ from typing import Any
 import httpx
 import pytest
 
+from guard.errors import GuardError
 from serve.cluster.messages import ReplicaLost
-from serve.cluster.size import ReplicaRange
+from serve.cluster.size import ReplicaRange, ScalingPace
 from tests.serve.cluster.words_cluster import (
     REPLICA,
+    SIX_RULES,
     alone,
     body,
+    deployed,
     p_of,
-    ray_cluster,
     replica_processes,
+    rules_on,
     trained,
 )
-from tests.serve.cluster.words_engine import BAD, SLOWLY, VIOLATES, save_words
-from tests.serve.serving import serving
+from tests.serve.cluster.words_engine import BAD, BREAKS, SLOWLY, VIOLATES, save_words
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-KILLS = 2
-
-
-@dataclass(frozen=True)
-class Served:
-    """A cluster, and where its weights are."""
-
-    client: httpx.Client
-    folders: Mapping[str, Path]
+FIRST, SECOND = rules_on(0), rules_on(1)
+# Ray looks at the load of 30 s, and waits as long again.
+AT_ONCE = ScalingPace(every_s=0.5, look_back_s=2.0, up_s=0.5)
 
 
 @pytest.fixture(scope="module")
-def module_cluster() -> Iterator[Served]:
+def running_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One Ray for all tests, of which no thread goes on after its end."""
+    from serve.cluster.ray_pool import serve_on_ray  # Ray, which quick tests do not have
+
     # With a short path, which leaves room for those of Ray's sockets.
-    with tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True) as folder:
-        folders = trained(Path(folder))
-        with (
-            ray_cluster(Path(folder), ReplicaRange(2, 2), folders) as app,
-            serving(app) as client,
-        ):
-            yield Served(client, folders)
+    with (
+        tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True) as folder,
+        serve_on_ray(2, Path(folder)),
+    ):
+        yield
+    log = tmp_path_factory.mktemp("ray") / "log"
+    handler = logging.FileHandler(log)
+    serve_log = logging.getLogger("ray.serve")  # which hands nothing on
+    serve_log.addHandler(handler)
+    time.sleep(3 * AT_ONCE.every_s)
+    serve_log.removeHandler(handler)
+    assert log.read_text() == ""
 
 
-@pytest.fixture
-def cluster(module_cluster: Served) -> Served:
-    """Both replicas are there."""
-    wait_for_two(module_cluster.client)
-    return module_cluster
-
-
-def replicas_of(client: httpx.Client, checks: int = 12) -> set[str]:
-    """The replicas that answer new conversations."""
-    seen = set()
-    for number in range(checks):
-        answer = client.post("/v1/check", json=body(f"hello {number} {time.monotonic()}"))
-        seen.add(answer.headers.get(REPLICA, ""))
-    return seen
-
-
-def wait_for_two(client: httpx.Client) -> None:
-    def are_there() -> bool:
-        in_metrics = "guard_replicas 2.0" in client.get("/metrics").text
-        return in_metrics and len(replicas_of(client)) == 2
-
-    wait_until(are_there, 120)
+@pytest.mark.usefixtures("running_ray")
+def test_a_replica_that_does_not_start_is_an_error_with_its_words(tmp_path: Path) -> None:
+    folders = trained(tmp_path)
+    save_words(folders["manners"], BAD)
+    with (
+        pytest.raises(GuardError, match=r"a replica does not start: .*these weights are bad"),
+        deployed(tmp_path, ReplicaRange(1, 1), folders),
+    ):
+        pytest.fail("it started")
 
 
 @dataclass
@@ -105,6 +101,17 @@ class Load:
                 except Exception as error:
                     self.lost.append(error)
 
+    @contextlib.contextmanager
+    def sent_by(self, senders: int) -> Iterator[None]:
+        """Sends for as long as the block, whatever happens in it: else nobody could join them."""
+        with ThreadPoolExecutor(senders) as pool:
+            for sender in range(senders):
+                pool.submit(self.send, sender)
+            try:
+                yield
+            finally:
+                self.is_over.set()
+
     def assert_nothing_lost_or_allowed(self) -> collections.Counter[tuple[int, str]]:
         assert self.lost == []
         return counted(self.answers)
@@ -119,30 +126,140 @@ def counted(answers: Sequence[httpx.Response]) -> collections.Counter[tuple[int,
     return counts
 
 
+@pytest.mark.usefixtures("running_ray")
+def test_a_second_replica_starts_under_load(tmp_path: Path) -> None:
+    with deployed(tmp_path, ReplicaRange(1, 2, AT_ONCE), trained(tmp_path)) as client:
+        assert "guard_replicas 1.0" in client.get("/metrics").text
+        load = Load(client, word=SLOWLY)
+        with load.sent_by(40):
+
+            def have_two_answered() -> bool:
+                return len({answer.headers.get(REPLICA) for answer in [*load.answers]}) == 2
+
+            wait_until(have_two_answered, 120)
+    assert set(load.assert_nothing_lost_or_allowed()) == {(200, "violation")}
+
+
 @contextlib.contextmanager
-def ended(is_over: threading.Event) -> Iterator[None]:
-    """Set the event at the end, whatever happens: senders that go on would never be joined."""
+def lost_second(root: Path) -> Iterator[None]:
+    """The second shard's replica is killed, and none starts until the end."""
+    noted = root / "served" / "shard-1.json"
+    hidden = noted.with_suffix(".hidden")
+    (process,) = replica_processes(shard=1)
+    noted.rename(hidden)
     try:
+        os.kill(process, signal.SIGKILL)
         yield
     finally:
-        is_over.set()
+        hidden.rename(noted)
+
+
+@pytest.mark.usefixtures("running_ray")
+def test_shards_keep_conversations_take_rules_and_one_judges_while_the_other_is_killed(
+    tmp_path: Path,
+) -> None:
+    with deployed(tmp_path, ReplicaRange(1, 1), trained(tmp_path, SIX_RULES), shards=2) as client:
+        places = set()
+        for turns in (1, 3):
+            messages = [{"role": "user", "content": f"this {BREAKS} {SECOND[1]}"}] * turns
+            answer = client.post("/v1/check", json={"messages": messages})
+            places.add(answer.headers[REPLICA])
+            assert answer.json()["decided_by"] == [SECOND[1]]
+            assert tuple(p_of(answer.json())) == SIX_RULES
+        (both,) = places
+        assert len(set(both.split(", "))) == 2
+        assert 'guard_shard_replicas{shard="1"} 1.0' in client.get("/metrics").text
+        save_words(tmp_path / "new", b"new")
+        assert client.post("/admin/rules/new").status_code == 200
+        assert ", " not in client.post("/v1/check", json=body("a", "new")).headers[REPLICA]
+        assert client.delete("/admin/rules/new").status_code == 200
+        place = client.post("/v1/check", json=body("a", *SECOND)).headers[REPLICA]
+        with lost_second(tmp_path):
+            assert_judged_by_first(client)
+
+        def are_both_there() -> bool:
+            answer = client.post("/v1/check", json=body(f"hello {time.monotonic()}"))
+            return answer.status_code == 200 and not answer.json()["unjudged"]
+
+        wait_until(are_both_there, 120)
+        assert client.post("/v1/check", json=body("a", *SECOND)).headers[REPLICA] != place
+
+
+def assert_judged_by_first(client: httpx.Client) -> None:
+    """The first shard's verdicts stand, and the second's rules are unjudged."""
+    for number in range(4):
+        began = time.monotonic()
+        content = client.post("/v1/check", json=body(f"{VIOLATES} {number}")).json()
+        assert content["verdict"] == "violation"
+        assert [result["rule"] for result in content["results"]] == FIRST
+        assert [rule["rule"] for rule in content["unjudged"]] == SECOND
+        assert time.monotonic() < began + 25  # and not until its 30 s are over
+    assert client.post("/v1/check", json=body("hello")).json()["verdict"] == "unjudged"
+    refused = client.post("/v1/check", json=body("hello", *SECOND))
+    assert (refused.status_code, refused.json()["verdict"]) == (503, "unjudged")
+    assert client.get("/readyz").status_code == 200
+    assert client.post(f"/admin/rules/{SECOND[0]}").status_code == 409
+
+
+@dataclass(frozen=True)
+class Served:
+    """Two replicas, and where their weights are."""
+
+    client: httpx.Client
+    folders: Mapping[str, Path]
+
+
+@pytest.fixture(scope="module")
+def two_replicas(running_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    root = tmp_path_factory.mktemp("two")
+    folders = trained(root)
+    with deployed(root, ReplicaRange(2, 2), folders) as client:
+        yield Served(client, folders)
+
+
+@pytest.fixture
+def cluster(two_replicas: Served) -> Served:
+    """Both replicas are there."""
+    wait_for_two(two_replicas.client)
+    return two_replicas
+
+
+def replicas_of(client: httpx.Client, checks: int = 12) -> set[str]:
+    """The replicas that answer new conversations."""
+    seen = set()
+    for number in range(checks):
+        answer = client.post("/v1/check", json=body(f"hello {number} {time.monotonic()}"))
+        seen.add(answer.headers.get(REPLICA, ""))
+    return seen
+
+
+def wait_for_two(client: httpx.Client) -> None:
+    def are_there() -> bool:
+        in_metrics = "guard_replicas 2.0" in client.get("/metrics").text
+        return in_metrics and len(replicas_of(client)) == 2
+
+    wait_until(are_there, 120)
+
+
+def probability(client: httpx.Client) -> float:
+    """What the rule says now of one text that VIOLATES, on whichever replica."""
+    text = body(f"{VIOLATES} {time.monotonic()}", "manners")
+    return p_of(client.post("/v1/check", json=text).json())["manners"]
 
 
 def test_a_conversation_stays_on_its_replica_while_it_grows(cluster: Served) -> None:
     client = cluster.client
-    moved = total = 0
+    moved = 0
     seen = set()
-    for number in range(40):
+    for number in range(20):
         messages = [{"role": "user", "content": f"conversation {number}"}]
-        first = client.post("/v1/check", json={"messages": messages}).headers[REPLICA]
+        first, grown = (
+            client.post("/v1/check", json={"messages": messages * turns}).headers[REPLICA]
+            for turns in (1, 3)
+        )
         seen.add(first)
-        for turn in range(3):
-            messages.append({"role": "assistant", "content": f"turn {turn}"})
-            answer = client.post("/v1/check", json={"messages": messages})
-            total += 1
-            moved += answer.headers[REPLICA] != first
-    assert len(seen) == 2
-    assert 1 - moved / total >= 0.95
+        moved += grown != first
+    assert len(seen) == 2 and moved <= 1
     by_header = set()
     for number in range(10):
         headers = {"x-session-id": "one session"}
@@ -151,29 +268,34 @@ def test_a_conversation_stays_on_its_replica_while_it_grows(cluster: Served) -> 
     assert len(by_header) == 1
 
 
-def test_killed_replicas_lose_nothing_allow_nothing_and_come_back_by_themselves(
+def test_a_killed_replica_loses_nothing_allows_nothing_and_comes_back_with_what_is_served(
     cluster: Served,
 ) -> None:
-    client = cluster.client
-    unjudged = 0
-    for _ in range(KILLS):
-        wait_for_two(client)
-        load = Load(client, word=SLOWLY)  # so that checks are under way on both at any time
-        with ThreadPoolExecutor(12) as pool, ended(load.is_over):
-            for sender in range(12):
-                pool.submit(load.send, sender)
-            while len(load.answers) + len(load.lost) < 24:
-                time.sleep(0.02)
-            os.kill(replica_processes()[0], signal.SIGKILL)
-            time.sleep(0.5)
-        counts = load.assert_nothing_lost_or_allowed()
-        # What kills a replica would kill the next one too.
-        died = [answer for answer in load.answers if "has died" in answer.text]
-        assert not any("retry-after" in answer.headers for answer in died)
-        assert counts[200, "violation"] > 0
-        unjudged += counts[503, "unjudged"]
-        assert client.get("/healthz").status_code == 200
-    assert unjudged > 0  # else no check was under way where it was killed
+    client, manners = cluster.client, cluster.folders["manners"]
+    save_words(manners, b"served")
+    assert client.post("/admin/rules/manners").status_code == 200
+    served = probability(client)
+    save_words(manners, b"in the folder alone")
+    before = replicas_of(client)
+    load = Load(client, word=SLOWLY)  # so that checks are under way on both at any time
+    with load.sent_by(12):
+        wait_until(lambda: len(load.answers) + len(load.lost) >= 24)
+        os.kill(replica_processes()[0], signal.SIGKILL)
+        time.sleep(0.5)
+    counts = load.assert_nothing_lost_or_allowed()
+    assert counts[200, "violation"] > 0 and counts[503, "unjudged"] > 0
+    # What kills a replica would kill the next one too.
+    died = [answer for answer in load.answers if "has died" in answer.text]
+    assert not any("retry-after" in answer.headers for answer in died)
+    assert client.get("/healthz").status_code == 200
+    wait_for_two(client)
+    assert replicas_of(client) != before
+    answered: dict[str, set[float]] = {}
+    for number in range(20):
+        answer = client.post("/v1/check", json=body(f"{VIOLATES} {number}", "manners"))
+        answered.setdefault(answer.headers[REPLICA], set()).add(p_of(answer.json())["manners"])
+    assert len(answered) == 2
+    assert set.union(*answered.values()) == {served}
 
 
 def test_a_silent_replica_is_left_out_by_probes_and_hides_no_other(cluster: Served) -> None:
@@ -190,14 +312,8 @@ def test_a_silent_replica_is_left_out_by_probes_and_hides_no_other(cluster: Serv
         os.kill(silent, signal.SIGCONT)
 
 
-def probability(client: httpx.Client) -> float:
-    """What the rule says now of one text that VIOLATES, on whichever replica."""
-    text = body(f"{VIOLATES} {time.monotonic()}", "manners")
-    return p_of(client.post("/v1/check", json=text).json())["manners"]
-
-
 def test_a_rule_changes_under_load_without_a_lost_or_mixed_answer(cluster: Served) -> None:
-    client = cluster.client
+    client, manners = cluster.client, cluster.folders["manners"]
     several = {"input": [f"{VIOLATES} {number}" for number in range(20)], "model": "manners"}
     scores: list[tuple[float, set[float]]] = []
     load = Load(client, ("manners",))
@@ -213,17 +329,16 @@ def test_a_rule_changes_under_load_without_a_lost_or_mixed_answer(cluster: Serve
                 scores.append((began, found))
 
     versions: list[tuple[float, float]] = []  # until when the old one may answer, and its p
-    with ThreadPoolExecutor(6) as pool, ended(load.is_over):
-        sending = [pool.submit(load.send, sender) for sender in range(4)]
-        sending += [pool.submit(send_several) for _ in range(2)]
-        for weights in (b"second", b"third", b"fourth"):
+    with ThreadPoolExecutor(2) as pool, load.sent_by(4):
+        sending = [pool.submit(send_several) for _ in range(2)]
+        for weights in (b"second", b"third"):
             time.sleep(0.3)
             before = probability(client)
-            save_words(cluster.folders["manners"], weights)
+            save_words(manners, weights)
             assert client.post("/admin/rules/manners").status_code == 200
             versions.append((time.monotonic(), before))
             assert probability(client) != before
-            save_words(cluster.folders["manners"], BAD)
+            save_words(manners, BAD)
             now = probability(client)
             assert client.post("/admin/rules/manners").status_code == 409
             assert probability(client) == now
@@ -235,26 +350,6 @@ def test_a_rule_changes_under_load_without_a_lost_or_mixed_answer(cluster: Serve
         assert len(found) == 1, "an answer of two versions"
         for changed, before in versions:
             assert began < changed or before not in found, "an old version after the change"
-
-
-def test_a_replica_that_starts_later_answers_by_what_is_served_and_not_by_the_folder(
-    cluster: Served,
-) -> None:
-    client = cluster.client
-    save_words(cluster.folders["manners"], b"fifth")
-    assert client.post("/admin/rules/manners").status_code == 200
-    served = probability(client)
-    save_words(cluster.folders["manners"], b"sixth")
-    before = replicas_of(client)
-    os.kill(replica_processes()[-1], signal.SIGKILL)
-    wait_for_two(client)
-    assert replicas_of(client) != before
-    answered: dict[str, set[float]] = {}
-    for number in range(20):
-        answer = client.post("/v1/check", json=body(f"{VIOLATES} {number}", "manners"))
-        answered.setdefault(answer.headers[REPLICA], set()).add(p_of(answer.json())["manners"])
-    assert len(answered) == 2
-    assert set.union(*answered.values()) == {served}
 
 
 def test_more_than_replicas_take_is_unjudged_and_never_lost(cluster: Served) -> None:
@@ -284,10 +379,10 @@ def test_a_silent_controller_holds_one_thread_and_nobody_for_long(
     async def run() -> None:
         no_handle: Any = None
         pool = ray_pool.RayPool(no_handle)
-        with ended(is_over):
-            for _ in range(3):
-                with pytest.raises(ReplicaLost, match="did not say"):
-                    await pool.running()
+        for _ in range(3):
+            with pytest.raises(ReplicaLost, match="did not say"):
+                await pool.running()
+        is_over.set()  # else nothing would join its thread
 
     monkeypatch.setattr(ray_pool, "LOOK_S", 0.05)
     monkeypatch.setattr(ray_pool.serve, "status", silent)

@@ -2,28 +2,20 @@ from __future__ import annotations
 
 import asyncio
 import math
-import threading
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from serve.cluster.messages import RelayedCheck
+from serve.cluster.messages import RelayedCheck, ReplicaAnswer
 from serve.cluster.replica import GuardReplica
 from serve.cluster.snapshots import Snapshots, version_of
 from tests.serve.cluster.words_cluster import as_json, asked, noted, p_of, trained
 from tests.serve.cluster.words_engine import BAD, VIOLATES, WordsStart, save_words
-
-
-@dataclass(frozen=True)
-class Events:
-    """That something has begun, and that it may end."""
-
-    begun: threading.Event = field(default_factory=threading.Event)
-    may_end: threading.Event = field(default_factory=threading.Event)
 
 
 @pytest.fixture
@@ -58,12 +50,10 @@ async def answers(replica: GuardReplica, version: str) -> dict[str, float]:
 
 def test_it_answers_as_one_server_does_and_says_which_replica_it_is(snapshots: Snapshots) -> None:
     async def use(replica: GuardReplica) -> None:
-        version = version_of(snapshots.read())
-        answered = await replica.ask(asked(f"this {VIOLATES}"), version)
+        answered = await replica.ask(asked(f"this {VIOLATES}"), replica.version)
         assert (answered.status, as_json(answered)["verdict"]) == (200, "violation")
         assert (b"x-guard-replica", b"one") in answered.headers
-        malformed = replace(asked("a"), body=b"1")
-        refused = await replica.ask(malformed, version)
+        refused = await replica.ask(replace(asked("a"), body=b"1"), replica.version)
         assert (refused.status, as_json(refused)["verdict"]) == (422, "unjudged")
         assert "guard_checks_total" in (await replica.metrics()).value
         assert (await replica.ready()).value is True
@@ -73,29 +63,26 @@ def test_it_answers_as_one_server_does_and_says_which_replica_it_is(snapshots: S
 
 
 def test_it_gives_verdicts_alone_or_says_why_there_are_none(snapshots: Snapshots) -> None:
-    said = (Message("user", f"this {VIOLATES}"),)
-
     async def use(replica: GuardReplica) -> None:
-        version = version_of(snapshots.read())
-        named = await replica.check(RelayedCheck(said, ("manners",), None, 10.0), version)
+        async def check(rule: str, within_s: float = 10.0) -> ReplicaAnswer:
+            said = (Message("user", f"this {VIOLATES}"),)
+            return await replica.check(RelayedCheck(said, (rule,), None, within_s), replica.version)
+
+        async def assert_refused(code: str, retry_after_s: float, answer: ReplicaAnswer) -> None:
+            assert (answer.value, answer.code) == (None, code)
+            assert answer.error and answer.retry_after_s == retry_after_s
+
+        named = await check("manners")
         assert (named.replica, named.error) == ("one", None)
         assert [verdict.rule for verdict in named.value.verdicts] == ["manners"]
         assert named.value.outcome == "violation"
-        late = await replica.check(RelayedCheck(said, ("manners",), None, -1.0), version)
-        assert late.value is None and "too long" in (late.error or "")
-        assert late.retry_after_s == math.inf and late.code == "too_late"
-        unknown = await replica.check(RelayedCheck(said, ("unknown",), None, 10.0), version)
-        assert unknown.value is None and "engine failed" in (unknown.error or "")
-        assert unknown.code == "engine_failed"
-        assert unknown.retry_after_s == math.inf  # what ends an engine would end the next one too
+        await assert_refused("too_late", math.inf, await check("manners", -1.0))
+        # What ends an engine would end the next one too.
+        await assert_refused("engine_failed", math.inf, await check("unknown"))
         replica.service.thread.close()
-        refused = await replica.check(RelayedCheck(said, ("manners",), None, 10.0), version)
-        assert "shutting down" in (refused.error or "") and refused.retry_after_s == 1
-        assert refused.code == "overloaded"
+        await assert_refused("overloaded", 1, await check("manners"))
         counted = (await replica.metrics()).value
         assert 'guard_verdicts_total{rule="manners",verdict="violation"} 0.0' in counted
-        with pytest.raises(GuardError):
-            await replica.check(RelayedCheck(said, ("manners",), None, 10.0), "another")
 
     with_replica(snapshots, use)
 
@@ -127,16 +114,16 @@ def test_a_rule_is_switched_and_back_and_what_is_refused_changes_nothing(
     with_replica(snapshots, use)
 
 
-def held(engine_method: Callable[..., None]) -> tuple[Callable[..., None], Events]:
-    """The method of an engine, which begins and then waits."""
-    events = Events()
+def held(method: Callable[..., None]) -> tuple[Callable[..., None], Event, Event]:
+    """The method of an engine, that it has begun, and that it may end."""
+    begun, may_end = Event(), Event()
 
     def wait(*arguments: object) -> None:
-        events.begun.set()
-        assert events.may_end.wait(60)
-        engine_method(*arguments)
+        begun.set()
+        assert may_end.wait(60)
+        method(*arguments)
 
-    return wait, events
+    return wait, begun, may_end
 
 
 def test_a_check_that_comes_while_weights_load_is_answered_by_the_version_that_it_names(
@@ -147,13 +134,13 @@ def test_a_check_that_comes_while_weights_load_is_answered_by_the_version_that_i
     async def use(replica: GuardReplica) -> None:
         version, engine = replica.version, replica.service._engine
         before = await answers(replica, version)
-        engine.serve, loading = held(engine.serve)  # type: ignore[method-assign]
+        engine.serve, begun, may_end = held(engine.serve)  # type: ignore[method-assign]
         switching = asyncio.create_task(replica.switch("manners", second))
-        await asyncio.to_thread(loading.begun.wait, 60)
+        await asyncio.to_thread(begun.wait, 60)
         assert replica.version != version
         asking = asyncio.create_task(answers(replica, version))
         await asyncio.sleep(0)  # so that it has begun
-        loading.may_end.set()
+        may_end.set()
         assert (await switching).error is None
         assert await asking == before  # of the note, as nobody has changed it
         assert replica.version == version
@@ -162,39 +149,26 @@ def test_a_check_that_comes_while_weights_load_is_answered_by_the_version_that_i
 
 
 def test_a_change_that_was_missed_is_made_up_for_though_the_check_that_began_it_is_gone(
-    snapshots: Snapshots,
-) -> None:
-    remaining = {"greeting": snapshots.read()["greeting"]}
-
-    async def use(replica: GuardReplica) -> None:
-        version, engine = version_of(remaining), replica.service._engine
-        engine.remove, removing = held(engine.remove)  # type: ignore[method-assign]
-        snapshots.write(remaining)
-        gone = asyncio.create_task(replica.ask(asked("a"), version))
-        await asyncio.to_thread(removing.begun.wait, 60)
-        gone.cancel()
-        await asyncio.wait([gone])
-        assert replica.version != version
-        removing.may_end.set()
-        assert (await answers(replica, version)).keys() == {"greeting"}
-        replica.check_health()
-
-    with_replica(snapshots, use)
-
-
-def test_one_that_missed_a_change_makes_up_for_it_before_it_answers(
     snapshots: Snapshots, folders: dict[str, Path]
 ) -> None:
     first = snapshots.read()
     second = {"manners": snapshots.keep(save_words(folders["manners"], b"second"))}
 
     async def use(replica: GuardReplica) -> None:
-        before = await answers(replica, replica.version)
+        before, engine = await answers(replica, replica.version), replica.service._engine
+        engine.remove, begun, may_end = held(engine.remove)  # type: ignore[method-assign]
         snapshots.write(second)
+        gone = asyncio.create_task(replica.ask(asked("a"), version_of(second)))
+        await asyncio.to_thread(begun.wait, 60)
+        gone.cancel()
+        await asyncio.wait([gone])
+        assert replica.version != version_of(second)
+        may_end.set()
         after = await answers(replica, version_of(second))
         assert after.keys() == {"manners"} and after["manners"] != before["manners"]
         snapshots.write(first)
         assert await answers(replica, version_of(first)) == before
+        replica.check_health()
 
     with_replica(snapshots, use)
 

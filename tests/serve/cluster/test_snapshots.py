@@ -96,13 +96,3 @@ def test_what_is_served_is_noted_whatever_fails_behind_it_and_its_version_is_of_
     monkeypatch.setattr(os, "utime", refuse)
     snapshots.write(later)
     assert snapshots.read() == later
-
-
-def test_what_killed_processes_left_of_copies_is_deleted_once_it_is_old(tmp_path: Path) -> None:
-    for name in (".copy-old", ".gone-old", ".copy-new", ".gone-new"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "card.json").touch()
-        if name.endswith("old"):
-            os.utime(tmp_path / name, (0, 0))
-    Snapshots(tmp_path).discard(unused_for_s=3600)
-    assert {path.name for path in tmp_path.iterdir()} == {".copy-new", ".gone-new"}

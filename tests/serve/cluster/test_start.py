@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -22,11 +23,13 @@ RULES = ("medical_advice", "pii_leak")
 SESSIONS = 24  # all on one of two replicas in one run of millions
 NO_RAY = """
 import sys
-class Forbidden:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "ray":
-            raise ImportError(f"{name} is forbidden here")
-sys.meta_path.insert(0, Forbidden())
+sys.modules["ray"] = None  # as where it is not installed
+import serve.up, serve.doctor.__main__, serve.scan.run
+from serve.cluster.served import ServedOptions
+from serve.cluster.size import ReplicaRange
+from serve.cluster.start import running_cluster
+with running_cluster(ReplicaRange(2, 2), ServedOptions(())):
+    pass
 """
 
 
@@ -69,7 +72,7 @@ class ClusterProcess:
     @property
     def descendants(self) -> set[int]:
         """All processes that it and its children have started, as far as they live."""
-        return {each.pid for each in psutil.Process(self.process.pid).children(recursive=True)}
+        return {child.pid for child in psutil.Process(self.process.pid).children(recursive=True)}
 
 
 @pytest.fixture
@@ -83,8 +86,7 @@ def cluster(tmp_path: Path, uncompiled: None) -> Iterator[ClusterProcess]:
 def messages(count: int) -> list[dict[str, str]]:
     """A conversation of so many turns; a shorter one is the beginning of a longer one."""
     turns = []
-    for number in range(count):
-        message = CONVERSATION[number % len(CONVERSATION)]
+    for number, message in enumerate(itertools.islice(itertools.cycle(CONVERSATION), count)):
         turns.append({"role": message.role, "content": f"{message.content} ({number})"})
     return turns
 
@@ -147,26 +149,6 @@ def test_two_replicas_of_the_tiny_base_judge_keep_conversations_change_rules_and
     assert re.findall(r"\braylet\b|ServeReplica|INFO", errors) == []
 
 
-def test_without_ray_replicas_say_what_to_do_and_one_process_serves(tmp_path: Path) -> None:
-    run = f"""{NO_RAY}
-import serve.up, serve.doctor.__main__, serve.cluster.start
-from fastapi.testclient import TestClient
-from guard.errors import GuardError
-from serve.api.app import create_app
-from serve.cluster.served import ServedOptions
-from serve.cluster.size import ReplicaRange
-from tests.serve.toy_engine import ToyEngine
-try:
-    with serve.cluster.start.running_cluster(ReplicaRange(2, 2), ServedOptions(())):
-        pass
-except GuardError as error:
-    print(error)
-with TestClient(create_app(ToyEngine({{"fine": 1.0}}))) as client:
-    body = {{"messages": [{{"role": "user", "content": "Hello"}}]}}
-    print(client.post("/v1/check", json=body).json()["verdict"])
-assert "ray" not in sys.modules
-"""
-    done = subprocess.run([sys.executable, "-c", run], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "replicas need Ray" in done.stdout and "make up REPLICAS=2" in done.stdout
-    assert done.stdout.splitlines()[-1] == "violation"
+def test_without_ray_all_is_imported_and_replicas_say_what_to_do() -> None:
+    done = subprocess.run([sys.executable, "-c", NO_RAY], cwd=ROOT, capture_output=True, text=True)
+    assert "GuardError: replicas need Ray" in done.stderr and "make up REPLICAS=2" in done.stderr

@@ -162,16 +162,17 @@ class LocalCluster:
 
 
 @contextlib.contextmanager
-def ray_cluster(
+def deployed(
     root: Path, size: ReplicaRange, folders: Mapping[str, Path], shards: int = 1
-) -> Iterator[FastAPI]:
-    """The app in front of replicas of WordsEngine on Ray."""
-    from serve.cluster.ray_pool import ray_replicas  # Ray, which quick tests do not have
+) -> Iterator[httpx.Client]:
+    """A client of what is in front of replicas of WordsEngine, on the Ray that runs."""
+    from serve.cluster.ray_pool import deployed_replicas  # Ray, which quick tests do not have
 
     snapshots = noted(root, folders, shards)
-    with ray_replicas(size, WordsStart(), snapshots, root / "ray") as pools:
+    with deployed_replicas(size, WordsStart(), snapshots) as pools:
         service = sharded(pools, snapshots, folders)
-        yield create_ingress(service, 30.0, most_replicas=size.high)
+        with serving(create_ingress(service, 30.0, most_replicas=size.high)) as client:
+            yield client
 
 
 def replica_processes(shard: int = 0) -> list[int]:
@@ -190,8 +191,7 @@ def tenants_of(root: Path, rule_sets: Mapping[str, RuleSet], **rule_set_of: str)
     """
     tenants: dict[str, Any] = {}
     for name, rule_set in rule_set_of.items():
-        limits = {"concurrent_checks": 2}
-        keys = {"keys_sha256": [key_hash(name)]}
+        keys, limits = {"keys_sha256": [key_hash(name)]}, {"concurrent_checks": 2}
         tenants[name] = {**keys, "rule_sets": [rule_set], "limits": limits}
     content = {"admin_keys_sha256": [key_hash("admin")], "tenants": tenants}
     (root / "tenants.yaml").write_text(yaml.safe_dump(content))

@@ -22,6 +22,7 @@ from serve.cluster.replica import ServedApp
 from serve.engine import Call, OpenCheck, Score
 from serve.engine.score import EngineCounters
 from tests.serve.cards import save_card
+from tests.serve.toy_engine import ToyEngine
 
 VIOLATES = "violates"  # in a message: every rule is violated
 BREAKS = "breaks"  # in a message, before the name of a rule: this rule is violated
@@ -44,22 +45,15 @@ def words(text: str) -> int:
     return len(text.split())
 
 
-class WordsEngine:
-    """A CheckEngine: checks that are open together are answered by the next step."""
+class WordsEngine(ToyEngine):
+    """Checks that are open together are answered by the next step."""
 
     def __init__(self, folders: Mapping[str, Path]) -> None:
+        super().__init__()
         self.rules: dict[str, Card] = {}
-        self.is_usable = True
-        self._folders: dict[str, Path] = {}
-        self._open: list[Call] = []
         self._is_slow = False
         for name, folder in folders.items():
             self.serve(name, folder)
-
-    @property
-    def counters(self) -> EngineCounters:
-        """The engine's counters: only its adapters."""
-        return EngineCounters(adapters=len(self.rules))
 
     def open_check(
         self,
@@ -78,27 +72,18 @@ class WordsEngine:
             sign = 1.0 if is_violated else -1.0
             logit = sign * (2.0 + _strength(self.rules[name]))
             call.outcomes[index] = Score(logit, cached_tokens=3, computed_tokens=2, latency_ms=1.0)
-        self._open.append(call)
-        cards = {name: self.rules[name] for name in names}
-        calibrations = {name: card.calibration for name, card in cards.items()}
-        versions = {name: card.version for name, card in cards.items()}
+        self.open.append(([*names], call))
+        calibrations = {name: self.rules[name].calibration for name in names}
+        versions = {name: self.rules[name].version for name in names}
         return OpenCheck(names, calibrations, call, versions)
 
     def step(self) -> None:
         """Answer all open checks."""
         time.sleep(SLOW_S if self._is_slow else STEP_S)
         self._is_slow = False
-        for call in self._open:
+        for _, call in self.open:
             call.waiting.clear()
-        self._open.clear()
-
-    def forget(self) -> None:
-        """Empty the prefix cache, which this engine does not have."""
-
-    def cancel(self, call: Call) -> None:
-        """Drop the call."""
-        self._open = [open_call for open_call in self._open if open_call is not call]
-        call.waiting.clear()
+        self.open.clear()
 
     def serve(self, name: str, folder: Path | None = None) -> None:
         """Serve a rule. Raises GuardError for weights that are BAD, or not those of their card."""
@@ -107,19 +92,12 @@ class WordsEngine:
         if (folder / PEFT_WEIGHTS).read_bytes() == BAD:
             raise GuardError("these weights are bad", where=folder, remedy="Train the rule again")
         self.rules[name] = card
-        self._folders[name] = folder
+        self.folders[name] = folder
+        self.counters = EngineCounters(adapters=len(self.rules))
 
     def remove(self, name: str) -> None:
-        """Stop serving a rule."""
-        del self.rules[name], self._folders[name]
-
-    def folder(self, name: str) -> Path:
-        """The folder of a rule's weights."""
-        return self._folders[name]
-
-    def text_tokens(self, text: str) -> int:
-        """The number of words in the text."""
-        return words(text)
+        super().remove(name)
+        self.counters = EngineCounters(adapters=len(self.rules))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +14,8 @@ from serve.plan.calibration import (
     EngineSizes,
     FittedCost,
 )
-from serve.plan.device import StepWork
 from serve.plan.plan_file import Plan
 from serve.plan.traffic import CheckArrival
-
-
-@dataclass(frozen=True)
-class ByTokens:
-    """The cost of a step in tokens, swap-ins and loads alone; ms each."""
-
-    token_ms: float = 1.0
-    swap_in_ms: float = 0.0
-    load_ms: float = 0.0
-    wake_ms: float = 0.0
-
-    def step_ms(self, work: StepWork) -> float:
-        copies = work.swap_ins * self.swap_in_ms + work.loads * self.load_ms
-        return work.tokens * self.token_ms + copies
-
-    def submit_ms(self, tokens: int, rules: int) -> float:
-        return 0.0
 
 
 def sizes(**replaced: int) -> ReplicaSizes:
@@ -48,29 +29,26 @@ def check(due_s: float, tokens: int, rules: int = 1, session: int = 0) -> CheckA
     return CheckArrival(due_s, session, tokens, tuple(range(rules)))
 
 
-def linear(**step: float) -> FittedCost:
-    """A FittedCost with these coefficients of FEATURES, the others 0."""
+def linear(*, swap_in_ms: float = 0.0, load_ms: float = 0.0, **step: float) -> FittedCost:
+    """Times with these coefficients of FEATURES and for an adapter; all others are 0."""
     return FittedCost(
-        step=dict.fromkeys(FEATURES, 0.0) | step, submit=dict.fromkeys(SUBMIT_FEATURES, 0.0)
+        step=dict.fromkeys(FEATURES, 0.0) | step,
+        submit=dict.fromkeys(SUBMIT_FEATURES, 0.0),
+        swap_in_ms=swap_in_ms,
+        load_ms=load_ms,
     )
 
 
 def calibration(**costs: FittedCost) -> DeviceCalibration:
     """A calibration of the tiny base with these costs by method."""
+    engine = {"step_tokens": 2048, "max_sequences": 512, "block_size": 32, "cache_tokens": 100_000}
     return DeviceCalibration(
         commit="c0ffee",
         hardware="a core of a test",
         versions={},
         model="tiny",
         peak_memory_mib=1.0,
-        engine=EngineSizes(
-            step_tokens=2048,
-            max_sequences=512,
-            block_size=32,
-            cache_tokens=100_000,
-            scaffold_tokens=0,
-            suffix_tokens=3,
-        ),
+        engine=EngineSizes(**engine, scaffold_tokens=0, suffix_tokens=3),
         methods=costs,
         bursts=(),
     )
@@ -78,7 +56,7 @@ def calibration(**costs: FittedCost) -> DeviceCalibration:
 
 def calibrated(runs: Path) -> Path:
     """Write a calibration: a millisecond a token, so that 100 tokens ten times fill a second."""
-    cost = linear(tokens=1.0).model_copy(update={"swap_in_ms": 4.0})
+    cost = linear(tokens=1.0, swap_in_ms=4.0)
     path = runs / "calibration.json"
     path.write_text(calibration(alora=cost, lora=cost).model_dump_json(), encoding="utf-8")
     return path

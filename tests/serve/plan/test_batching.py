@@ -68,6 +68,8 @@ def test_an_adapter_without_a_slot_is_copied_and_without_a_host_copy_read_too() 
     assert used == [(0, 0), (1, 0), (0, 0)]
     slots = AdapterSlots(sizes(adapters=4, slots=1, host_adapters=2))
     assert [slots.use({3}), slots.use({3})] == [(1, 1), (0, 0)]
+    slots = AdapterSlots(sizes(adapters=3, slots=3, host_adapters=1))
+    assert slots.use({0, 1, 2}) == (0, 0)
 
 
 def test_the_adapter_asked_least_often_goes_first() -> None:
@@ -78,9 +80,3 @@ def test_the_adapter_asked_least_often_goes_first() -> None:
     slots.use({2})
     assert slots.use({0}) == (0, 0), "the popular one kept its slot"
     assert slots.in_slots_first((1, 2, 0)) == [2, 0, 1]
-
-
-def test_where_all_have_slots_nothing_is_ever_copied() -> None:
-    slots = AdapterSlots(sizes(adapters=3, slots=3, host_adapters=1))
-    assert slots.use({0, 1, 2}) == (0, 0)
-    assert slots.in_slots_first((2, 0)) == [2, 0]

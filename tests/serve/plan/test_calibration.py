@@ -13,7 +13,6 @@ from serve.plan.calibration import (
     fitted,
     load_calibration,
     non_negative,
-    standard_errors,
 )
 from serve.plan.device import StepWork
 from tests.serve.plan.on_paper import calibration
@@ -31,16 +30,14 @@ def burst(draw: np.random.Generator, noise: float) -> BurstRow:
         "sequences": int(draw.integers(1, 200)),
     }
     checks, tokens, rules = (int(draw.integers(1, most)) for most in (8, 8000, 200))
-    of_submit = zip(SUBMIT.values(), (checks, tokens, rules), strict=True)
+    submit_noise, steps_noise = draw.uniform(1 - noise, 1 + noise, 2)
     return BurstRow(
         method="alora",
         checks=checks,
         conversation_tokens=tokens,
         rules=rules,
-        submit_ms=sum(cost * count for cost, count in of_submit)
-        * draw.uniform(1 - noise, 1 + noise),
-        steps_ms=sum(STEP[name] * work[name] for name in FEATURES)
-        * draw.uniform(1 - noise, 1 + noise),
+        submit_ms=np.dot([*SUBMIT.values()], [checks, tokens, rules]) * submit_noise,
+        steps_ms=sum(STEP[name] * work[name] for name in FEATURES) * steps_noise,
         steps=work["steps"],
         work=work,
     )
@@ -62,33 +59,8 @@ def test_times_that_a_machine_sometimes_doubles_are_predicted_in_the_mean() -> N
     times = counts @ [3.0, 5.0] * np.where(draw.uniform(size=2000) < 0.2, 2.0, 1.0)
     predicted = counts @ non_negative(counts, list(times))
     assert np.mean(times / predicted) == pytest.approx(1, abs=0.02)
-
-
-def test_standard_errors_are_the_spread_of_coefficients_over_repetitions() -> None:
-    draw = np.random.default_rng(0)
-    counts = np.column_stack([np.ones(60), draw.integers(0, 4, 60), draw.integers(0, 3, 60)])
-    fits, errors = [], []
-    for _ in range(300):
-        times = counts @ [20.0, 2.0, 3.0] * (1 + draw.normal(0, 0.05, 60))
-        solution = non_negative(counts, times.tolist())
-        fits.append(solution)
-        errors.append(standard_errors(counts, times.tolist(), solution))
-    assert np.mean(errors, axis=0) == pytest.approx(np.std(fits, axis=0), rel=0.15)
-
-
-def test_a_time_for_an_adapter_is_told_from_zero_beyond_two_standard_errors() -> None:
-    times = {"swap_in_ms": 0.5, "load_ms": 0.5}
-    cost = FittedCost(step=STEP, submit=SUBMIT, **times)
-    assert cost.indistinct == []  # of an older file, which states no standard errors
-    errors = {"swap_in_error_ms": 0.24, "load_error_ms": 0.26}
-    assert cost.model_copy(update=errors).indistinct == ["disk: 0.50 ms, standard error 0.26"]
-    none = cost.model_copy(update={"swap_in_ms": 0.0, "swap_in_error_ms": 0.4})
-    assert none.indistinct == ["swap-in: 0.00 ms, standard error 0.40"]
-
-
-def test_no_coefficient_is_below_zero() -> None:
-    features = np.asarray([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
-    assert min(non_negative(features, [3.0, 2.0, 1.0])) >= 0
+    falling = non_negative([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]], [3.0, 2.0, 1.0])
+    assert min(falling) >= 0
 
 
 def test_a_step_and_its_copies_and_a_submission_add_up() -> None:

@@ -8,27 +8,17 @@ from pathlib import Path
 import pytest
 
 from serve.plan.plan_file import JudgePricing
-from serve.plan.replica import RatePoint
 from serve.plan.report import (
     Figure,
     PlanReport,
     Section,
     build,
-    draw,
     judge_prices,
-    per_million_checks,
 )
-from tests.serve.bench.drawn import drawn, lines_of, points_of
 from tests.serve.plan.on_paper import calibrated, plan
 
 JUDGE = {"input": 0.4, "cached_input": 0.1, "output": 1.6, "policy_tokens": 100}
 SEVERAL = {"rate": 20.0, "lengths": [100, 300], "rules_a_check": [4, 8], "rules": 20}
-
-
-def point(rate: float, p50_ms: float, p95_ms: float) -> RatePoint:
-    return RatePoint(
-        rate=rate, p50_ms=p50_ms, p95_ms=p95_ms, utilisation=0.1, hit_rate=0, swap_ins=0, loads=0
-    )
 
 
 def report() -> PlanReport:
@@ -39,20 +29,9 @@ def report() -> PlanReport:
         "LoRA": {"price": given},
         "a judge": {"a million checks": usd},
     }
-    return PlanReport(
-        name="small",
-        commit="c0ffee",
-        hardware="a core",
-        model="tiny",
-        source="a file",
-        rate=10,
-        p95_target_ms=100,
-        sections=(Section(title="cost", rows=rows, note="A note."),),
-        curves={
-            "aLoRA": (point(1.0, 10.0, 20.0), point(2.0, 15.0, 40.0)),
-            "LoRA": (point(1.0, 30.0, 60.0),),
-        },
-    )
+    sections = (Section(title="cost", rows=rows, note="A note."),)
+    origin = {"name": "small", "commit": "c0ffee", "hardware": "a core", "source": "a file"}
+    return PlanReport(**origin, model="tiny", rate=10, p95_target_ms=100, sections=sections)
 
 
 def value(report: PlanReport, title: str, label: str, column: str) -> float:
@@ -68,37 +47,11 @@ def test_the_table_has_a_line_a_figure_and_a_mark_at_every_number() -> None:
     assert "m measured here, e measured elsewhere, c computed, g given" in report().text
 
 
-def test_the_file_says_of_every_number_how_it_is_known(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "plan.json"
-    report().save(path)
-    kept = json.loads(path.read_text(encoding="utf-8"))
-    for figures in kept["sections"][0]["rows"].values():
-        assert all(figure["basis"] and figure["source"] for figure in figures.values())
-    assert PlanReport.model_validate_json(path.read_text(encoding="utf-8")) == report()
-
-
 def test_a_number_is_shown_with_three_digits() -> None:
     texts = []
     for number in (0.01234, 1.234, 12.34, 99.96, 1234.5, -1234.5, 40.0):
         texts.append(Figure(value=number, unit="", basis="given").text.removesuffix(" g"))
     assert texts == ["0.0123", "1.23", "12.3", "100", "1,234", "-1,234", "40"]
-
-
-def test_latency_and_cost_are_drawn_against_the_rate_for_every_method(tmp_path: Path) -> None:
-    latency, cost = drawn(draw, report(), tmp_path / "plan.png").axes
-    lines = lines_of(latency)
-    assert list(lines) == ["aLoRA, p50", "aLoRA, p95", "LoRA, p50", "LoRA, p95", "p95 target"]
-    assert points_of(lines["aLoRA, p50"]) == [(1.0, 10.0), (2.0, 15.0)]
-    assert points_of(lines["aLoRA, p95"]) == [(1.0, 20.0), (2.0, 40.0)]
-    assert points_of(lines["LoRA, p95"]) == [(1.0, 60.0)]
-    assert lines["LoRA, p95"].get_color() != lines["aLoRA, p95"].get_color()
-    assert set(lines["p95 target"].get_ydata()) == {100}
-    costs = lines_of(cost)
-    assert list(costs) == ["aLoRA", "LoRA", "a judge"]
-    points = [(rate, per_million_checks(3.0, 1, rate)) for rate in (1.0, 2.0)]
-    assert points_of(costs["aLoRA"]) == points
-    assert set(costs["a judge"].get_ydata()) == {85.4}
-    assert cost.get_ylabel() == "USD for a million checks"
 
 
 def test_a_plan_is_priced_by_the_replicas_that_its_rate_needs(tmp_path: Path) -> None:
@@ -125,6 +78,9 @@ def test_loras_cost_a_prefill_a_rule_and_a_judge_its_tokens(tmp_path: Path) -> N
         built, "one replica", "LoRA", "saturates at"
     )
     assert 4 < ratio < 8, "six rules, each with a conversation of its own"
+    few_slots = build(plan(traffic=SEVERAL, slots=10, p95_ms=10_000.0, checks=100), tmp_path)
+    assert value(few_slots, "one replica", "aLoRA", "swap-ins") > 1
+    assert value(few_slots, "one replica", "aLoRA", "reads") == 0
     judged = [label for label, row in built.rows("cost").items() if "price" not in row]
     assert len(judged) == 3
     dear, cached, one = (value(built, "cost", label, "a million checks") for label in judged)
@@ -140,56 +96,23 @@ def test_every_number_says_how_it_is_known_and_only_coefficients_are_measured(
     for section in built.sections:
         for figures in section.rows.values():
             for column, figure in figures.items():
-                assert figure.basis in ("measured here", "computed", "given")
+                assert figure.basis in ("measured here", "computed", "given") and figure.source
                 if figure.basis == "measured here":
                     assert section.title == "coefficients", column
-    assert "ms" in built.text
-
-
-def test_a_time_for_an_adapter_that_is_not_told_from_zero_is_named(tmp_path: Path) -> None:
-    path = calibrated(tmp_path)
-    assert "Not told from 0" not in build(plan(), tmp_path).sections[0].note
-    content = json.loads(path.read_text(encoding="utf-8"))
-    content["methods"]["alora"] |= {"load_ms": 0.0, "load_error_ms": 0.4}
-    path.write_text(json.dumps(content), encoding="utf-8")
-    note = build(plan(), tmp_path).sections[0].note
-    assert note.endswith("standard error, aLoRA: disk: 0.00 ms, standard error 0.40.")
-
-
-def test_a_target_that_nothing_keeps_has_no_price(tmp_path: Path) -> None:
-    calibrated(tmp_path)
-    figures = build(plan(p95_ms=50.0), tmp_path).rows("cost")["aLoRA"]
-    assert "replicas" not in figures and "checks, always full" in figures
-
-
-def test_copies_and_reads_of_adapters_without_a_slot_are_told(tmp_path: Path) -> None:
-    calibrated(tmp_path)
-    built = build(plan(traffic=SEVERAL, slots=10, p95_ms=10_000.0, checks=100), tmp_path)
-    assert (
-        value(built, "one replica", "aLoRA", "swap-ins") > 1
-        and value(built, "one replica", "aLoRA", "reads") == 0
-    )
-
-
-def test_devices_cost_by_the_hour() -> None:
-    # 3 devices at 2 USD answer 50 checks a second: 180,000 an hour for 6 USD.
-    assert per_million_checks(2.0, 3, 50.0) == pytest.approx(6 / 180_000 * 1e6)
+    path = tmp_path / "new" / "plan.json"
+    built.save(path)
+    assert PlanReport.model_validate_json(path.read_text(encoding="utf-8")) == built
+    too_strict = build(plan(p95_ms=50.0), tmp_path).rows("cost")["aLoRA"]  # nothing keeps that
+    assert "replicas" not in too_strict and "checks, always full" in too_strict
 
 
 def test_a_judge_costs_by_the_token() -> None:
-    judge = JudgePricing(
-        input=0.4,
-        cached_input=0.1,
-        output=1.6,
-        policy_tokens=150,
-        scaffold_tokens=50,
-        output_tokens=5,
-    )
+    judge = JudgePricing(**JUDGE, scaffold_tokens=50, output_tokens=5)
     prices = judge_prices(judge, tokens=1000, rules=10)
     # A million checks: each token at a price a million costs that price.
     answers = 10 * 5 * 1.6
-    cached = 1050 * 0.4 + 9 * 1050 * 0.1 + 10 * 150 * 0.4
-    expected = [10 * 1200 * 0.4, cached, (1050 + 1500) * 0.4]
+    cached = 1050 * 0.4 + 9 * 1050 * 0.1 + 10 * 100 * 0.4
+    expected = [10 * 1150 * 0.4, cached, (1050 + 1000) * 0.4]
     assert list(prices.values()) == pytest.approx([usd + answers for usd in expected])
     assert len(judge_prices(judge.model_copy(update={"cached_input": None}), 100, 2)) == 2
 

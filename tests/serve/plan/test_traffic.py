@@ -4,7 +4,6 @@ import json
 import math
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,14 +22,9 @@ SUFFIX = 3
 RULES = ("pii", "toxicity")
 
 
-def planned(
-    lengths: tuple[int, ...], asked: tuple[int, int], rules: int, **more: Any
-) -> PlannedTraffic:
-    return PlannedTraffic(lengths=lengths, rules_a_check=asked, rules=rules, **more)
-
-
-ONE_TURN = planned((100, 200, 400), (2, 6), 20, zipf=0.0)
-TURNS = planned((100, 400), (1, 3), 10, zipf=1.0, turns=4.0, think_s=5.0)
+ONE_TURN = PlannedTraffic(lengths=(100, 200, 400), rules_a_check=(2, 6), rules=20, zipf=0.0)
+ONE_RULE = PlannedTraffic(lengths=(100, 200), rules_a_check=(1, 1), rules=50)
+TURNS = PlannedTraffic(lengths=(100, 400), rules_a_check=(1, 3), rules=10, turns=4.0, think_s=5.0)
 
 
 def test_conversations_of_one_turn_come_at_the_rate_with_the_lengths() -> None:
@@ -46,11 +40,8 @@ def test_conversations_of_one_turn_come_at_the_rate_with_the_lengths() -> None:
     assert min(tokens) >= 100 and max(tokens) <= 400
     assert {len(arrival.rules) for arrival in arrivals} == {2, 3, 4, 5, 6}
     assert all(len(set(arrival.rules)) == len(arrival.rules) for arrival in arrivals)
-
-
-def test_the_same_seed_draws_the_same_and_another_others() -> None:
-    first, again, other = (draw_traffic(TURNS, 5.0, 200, seed) for seed in (1, 1, 2))
-    assert first == again != other
+    again, another = (draw_traffic(ONE_TURN, 20.0, 4000, seed) for seed in (1, 2))
+    assert again == drawn != another
 
 
 def test_conversations_grow_from_turn_to_turn_and_keep_their_rules() -> None:
@@ -69,13 +60,14 @@ def test_conversations_grow_from_turn_to_turn_and_keep_their_rules() -> None:
 
 @pytest.mark.parametrize("zipf", [0.0, 1.5])
 def test_popular_rules_are_asked_more_by_zipfs_law(zipf: float) -> None:
-    shape = planned((100, 200), (1, 1), 50, zipf=zipf)
-    drawn = draw_traffic(shape, 100.0, 20_000, seed=4)
-    counts = Counter(arrival.rules[0] for arrival in drawn.arrivals)
+    traffic = ONE_RULE.model_copy(update={"zipf": zipf})
+    counts = Counter(check.rules[0] for check in draw_traffic(traffic, 100.0, 20_000, 4).arrivals)
     assert counts[0] / counts[3] == pytest.approx(4**zipf, rel=0.15)
+    every_rule = traffic.model_copy(update={"rules_a_check": (50, 50)})
+    assert draw_traffic(every_rule, 1.0, 10, 0).arrivals[0].rules == tuple(range(50))
 
 
-@pytest.mark.parametrize("turns", [1.5, 2.0, 4.0, 12.0])
+@pytest.mark.parametrize("turns", [1.5, 4.0, 12.0])
 def test_99_percent_of_the_conversations_end_within_the_warm_up(turns: float) -> None:
     draw = np.random.default_rng(5)
     durations_s = []
@@ -83,20 +75,12 @@ def test_99_percent_of_the_conversations_end_within_the_warm_up(turns: float) ->
         durations_s.append(draw.exponential(5.0, count - 1).sum())
     ended = np.asarray(durations_s) <= warm_up_s(turns, 5.0)
     assert np.mean(ended) == pytest.approx(0.99, abs=0.002)
-
-
-def test_conversations_of_one_turn_need_no_warm_up() -> None:
     assert warm_up_s(1.0, 20.0) == warm_up_s(1.01, 20.0) == 0
-
-
-def test_all_rules_are_all_rules() -> None:
-    shape = planned((100, 200), (5, 5), 5)
-    assert draw_traffic(shape, 1.0, 10, seed=0).arrivals[0].rules == (0, 1, 2, 3, 4)
 
 
 def test_a_trace_is_stretched_to_the_rate() -> None:
     trace = tuple(check(due_s, 100, session=number) for number, due_s in enumerate((0, 1, 4)))
-    source = TrafficSource(planned((1, 1), (1, 1), 1), 10, 0, trace)
+    source = TrafficSource(ONE_RULE, 10, 0, trace)
     assert trace_rate(trace) == pytest.approx(0.75)
     drawn = source.at(1.5)
     assert [arrival.due_s for arrival in drawn.arrivals] == pytest.approx([0, 0.5, 2])
@@ -112,7 +96,7 @@ def written(path: Path, *lines: object) -> Path:
 def test_lines_are_read_in_order_of_time_with_rules_by_popularity(tmp_path: Path) -> None:
     path = written(
         tmp_path / "trace.jsonl",
-        {"time": 112.0, "session": "b", "tokens": 80, "rules": ["toxicity"]},
+        {"time": 112.0, "tokens": 80, "rules": ["toxicity"]},
         {"time": 100.5, "session": "a", "tokens": 50, "rules": ["pii", "toxicity"]},
         "",
         {"time": 110.0, "session": "a", "tokens": 90, "rules": ["toxicity"], "cached_tokens": 32},
@@ -123,36 +107,29 @@ def test_lines_are_read_in_order_of_time_with_rules_by_popularity(tmp_path: Path
     assert [arrival.session for arrival in trace.arrivals] == [0, 0, 1]
     assert [arrival.rules for arrival in trace.arrivals] == [(1, 0), (0,), (0,)]
     assert [arrival.cached_tokens for arrival in trace.arrivals] == [None, 32, None]
-
-
-def test_a_number_stands_for_the_most_popular_rules(tmp_path: Path) -> None:
-    lines = [{"time": number, "tokens": 50, "rules": 3 - number} for number in range(2)]
-    trace = read_trace(written(tmp_path / "trace.jsonl", *lines), SUFFIX)
-    assert [arrival.rules for arrival in trace.arrivals] == [(0, 1, 2), (0, 1)]
-    assert trace.arrivals[0].session != trace.arrivals[1].session
+    numbers = [{"time": number, "tokens": 50, "rules": 3 - number} for number in range(2)]
+    first, second = read_trace(written(tmp_path / "trace.jsonl", *numbers), SUFFIX).arrivals
+    assert (first.rules, second.rules) == ((0, 1, 2), (0, 1)) and first.session != second.session
 
 
 def test_an_audit_log_of_the_server_is_a_trace(tmp_path: Path) -> None:
     """Lines as the server writes them: of a conversation of 100 tokens, 64 of them in the cache."""
+    verdicts = tuple(Verdict(rule, -2.0, 0.1, 0.5) for rule in RULES)
+    computed = 100 - 64 + 2 * SUFFIX
+    check = Check(verdicts, {}, 2 * (100 + SUFFIX) - computed, computed, 10.0)
     log = AuditLog(tmp_path / "audit.jsonl")
-    for began_s, failure in ((1000.0, None), (1001.5, None), (1002.0, "too_late")):
-        log.checked(_record(began_s, failure))
+    for began_s, outcome, failure in (
+        (1000.0, check, None),
+        (1001.5, check, None),
+        (1002.0, None, "too_late"),
+    ):
+        facts, rule_set = RequestFacts("id", "check"), RuleSet.any_of(RULES)
+        log.checked(CheckRecord(facts, rule_set, {}, began_s, 0.01, outcome, None, failure))
     log.close()
     trace = read_trace(tmp_path / "audit.jsonl", SUFFIX)
-    assert trace.left_out == 1 and len(trace.arrivals) == 2
     first, second = trace.arrivals
-    assert (first.tokens, first.cached_tokens) == (100, 64)
+    assert trace.left_out == 1 and (first.tokens, first.cached_tokens) == (100, 64)
     assert second.due_s == pytest.approx(1.5) and len(second.rules) == 2
-
-
-def _record(began_s: float, failure: str | None) -> CheckRecord:
-    check = None
-    if failure is None:
-        verdicts = tuple(Verdict(rule, -2.0, 0.1, 0.5) for rule in RULES)
-        prompts, computed = 2 * (100 + SUFFIX), 100 - 64 + 2 * SUFFIX
-        check = Check(verdicts, {}, prompts - computed, computed, 10.0)
-    facts, rule_set = RequestFacts("id", "check"), RuleSet.any_of(RULES)
-    return CheckRecord(facts, rule_set, {}, began_s, 0.01, check, None, failure)
 
 
 @pytest.mark.parametrize(
@@ -162,19 +139,14 @@ def _record(began_s: float, failure: str | None) -> CheckRecord:
         (["[1]"], r":1: .*object"),
         ([{"time": 1, "tokens": 5, "rules": 1}, {"time": 1}], r":2: missing key 'tokens'"),
         ([{"request_id": "a", "rules": [{"rule": "pii"}]}], r":1: .*audit log: 'computed_tokens'"),
-        ([{"request_id": "a", "rules": ["pii"]}], r":1: not a line of an audit log"),
         ([{"time": 1, "tokens": 0, "rules": 1}], "'tokens'.*greater than or equal to 1"),
         ([{"time": 1, "tokens": 9, "rules": ["a", "a"]}], "each only once"),
         ([{"time": 1, "tokens": 9, "rules": 0}], "at least one"),
         ([{"time": 1, "tokens": 9, "rules": 1}], "at least two checks.*got 1 checks"),
         ([{"time": 1, "tokens": 9, "rules": 1}] * 2, "every check has the same timestamp"),
-        ([{"time": "noon", "tokens": 9, "rules": 1}], "'time'.*got 'noon'"),
         ([{"time": 1, "tokens": 9, "rules": "toxic"}], r":1: 'rules.*toxic"),
-        ([{"time": 1, "tokens": 9, "rules": {"pii": 1}}], "'rules"),
         ([{"time": 1, "tokens": 9, "rules": True}], "'rules"),
         ([{"time": math.nan, "tokens": 9, "rules": 1}], r":1: 'time'.*finite number"),
-        ([{"time": math.inf, "tokens": 9, "rules": 1}], "'time'.*finite number"),
-        ([{"time": 1, "tokens": math.inf, "rules": 1}], r":1: 'tokens'"),
         ([{"time": 1, "tokens": 9, "rules": 1, "cached_tokens": -1}], r":1: 'cached_tokens'"),
         ([{"time": 1, "tokens": 9, "rules": 1, "cached_tokens": 10}], "from 0 to tokens"),
     ],

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from guard.errors import GuardError
 from guard.home import ROOT
-from guard.layout import Runs
-from serve.scan.parts import PartFolder, manifest_of
 from serve.scan.run import main
 from serve.scan.scan import scan
-from serve.selection import Selection, open_engines, served_parts
 from tests.serve.cluster.words_engine import WordsEngine, save_words
 from tests.serve.guarded import CONVERSATION, save_adapter
 from tests.serve.scan.words_scan import ROWS_A_PART, words_folder, write_words
@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
 ]
-ENGINE_ROWS, ENGINE_ROWS_A_PART = 24, 8
+ENGINE_ROWS = 24
 WORDS_PARTS = 12
 
 
@@ -39,41 +39,51 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+@pytest.fixture(scope="module")
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """RAY_ADDRESS is a Ray of two nodes with a core each, which started in another folder. Their
+    processes compile no model, nor does this one.
+    """
+    from ray.cluster_utils import Cluster
+
+    importlib.import_module("torch._inductor.config")  # which reads CXX once
+    os.environ.setdefault("RAY_AUTH_TOKEN", "0" * 64)  # Ray reads it once in a process
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as until_ended:
+        patch.setenv("CXX", "none")
+        patch.setenv("PYTHONPATH", str(ROOT))
+        with contextlib.chdir(tmp_path_factory.mktemp("elsewhere")):
+            nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+            until_ended.callback(nodes.shutdown)
+            nodes.add_node(num_cpus=1)
+        patch.setenv("RAY_ADDRESS", nodes.address)
+        yield
 
 
+@pytest.mark.usefixtures("two_nodes")
 def test_two_actors_write_what_one_engine_writes(
-    tmp_path: Path,
-    uncompiled: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    runs, file = tmp_path / "runs", tmp_path / "a.jsonl"
     for seed, rule in enumerate(("mild", "stern"), start=1):
-        save_adapter(tmp_path / "runs" / "tiny" / rule / "alora", rule, seed=seed)
+        save_adapter(runs / "tiny" / rule / "alora", rule, seed=seed)
     opening = [{"role": turn.role, "content": turn.content} for turn in CONVERSATION]
     rows: list[dict[str, Any]] = []
     for number in range(ENGINE_ROWS):
         text = f"number {number} of them " * (1 + number % 9)
         rows.append({"messages": [*opening[: number % 3], {"role": "user", "content": text}]})
     rows[5] = {"id": "c5"}
-    file = tmp_path / "a.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    parts = served_parts(Selection(runs=Runs(tmp_path / "runs")))
-    manifest = manifest_of(parts, [str(file)], ENGINE_ROWS_A_PART, "jsonl")
-    with open_engines(parts) as engine:
-        scan(engine, PartFolder(tmp_path / "engine", manifest))
-    command = [sys.executable, "-m", "serve.scan.run", "--files", str(file), "--cluster"]
-    command += ["--runs", str(tmp_path / "runs"), "--rows-a-part", str(ENGINE_ROWS_A_PART)]
-    command += ["--out", str(tmp_path / "actors"), "--actors", "2"]
-    assert f"{ENGINE_ROWS} conversations, 2 rules" in run(command)
+
+    def scanned(name: str, *more: str) -> str:
+        command = ["scan", "--files", str(file), "--runs", str(runs), "--out", str(tmp_path / name)]
+        monkeypatch.setattr("sys.argv", [*command, "--rows-a-part", "8", *more])
+        main()
+        return capsys.readouterr().out
+
+    for name, more in (("engine", ()), ("actors", ("--cluster", "--actors", "2"))):
+        assert f"{ENGINE_ROWS} conversations, 2 rules" in scanned(name, *more)
     assert content(tmp_path / "actors") == content(tmp_path / "engine")
-    monkeypatch.setattr("sys.argv", command[2:])
-    capsys.readouterr()
-    main()
-    assert capsys.readouterr().out.startswith("nothing changed")
+    assert scanned("actors", "--cluster").startswith("nothing changed")
 
 
 def wait_for(condition: Callable[[], Any], process: subprocess.Popen[bytes]) -> Any:
@@ -85,30 +95,14 @@ def wait_for(condition: Callable[[], Any], process: subprocess.Popen[bytes]) -> 
     return value
 
 
-def descendants(pid: int) -> dict[int, str]:
-    """The processes under this one, by what they call themselves."""
-    parents: dict[int, int] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            stat = (folder / "stat").read_text()
-            parents[int(folder.name)] = int(stat.rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-    found: dict[int, str] = {}
-    for child in parents:
-        above = child
-        while above in parents and above != pid:
-            above = parents[above]
-        if above == pid and child != pid:
-            try:
-                found[child] = (Path("/proc") / str(child) / "cmdline").read_text()
-            except OSError:
-                continue
-    return found
-
-
 def actors(pid: int) -> list[int]:
-    return [child for child, name in descendants(pid).items() if "ray::MapWorker" in name]
+    """The actors below a process, by the name that Ray gives them."""
+    pids: list[int] = []
+    for process in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "ray::MapWorker" in " ".join(process.cmdline()):
+                pids.append(process.pid)
+    return pids
 
 
 @pytest.fixture
@@ -117,38 +111,39 @@ def rules(tmp_path: Path) -> dict[str, Path]:
     return {name: save_words(tmp_path / "rules" / name, name.encode()) for name in names}
 
 
+@pytest.mark.usefixtures("two_nodes")
 def test_a_killed_actor_is_replaced_and_a_killed_scan_goes_on(
     tmp_path: Path, rules: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = write_words(tmp_path / "a.jsonl", WORDS_PARTS * ROWS_A_PART)
-    whole = words_folder(file, rules, tmp_path / "whole")
+    from serve.scan.cluster import scan_on_cluster
+
+    monkeypatch.chdir(tmp_path)  # names of files are those of this folder
+    file, out = write_words(Path("a.jsonl"), WORDS_PARTS * ROWS_A_PART), Path("killed")
+    whole = words_folder(file, rules, Path("whole"))
     with monkeypatch.context() as quick:
         quick.setattr("tests.serve.cluster.words_engine.SLOW_S", 0.0)  # in this process
         scan(WordsEngine(rules), whole)
-    out = tmp_path / "killed"
-    command = [sys.executable, "-m", "tests.serve.scan.words_scan"]
-    command += [str(file), str(tmp_path / "rules"), str(out)]
-    killed = subprocess.Popen(command)
+    command = [sys.executable, "-m", "tests.serve.scan.words_scan", "a.jsonl", "rules", "killed"]
+    own_ray = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    killed = subprocess.Popen(command, env=own_ray)
     wait_for((out / "part-000000.jsonl").exists, killed)
     first = wait_for(lambda: actors(killed.pid), killed)[0]
     os.kill(first, signal.SIGKILL)
     kept = len(list(out.glob("part-*")))
     wait_for(lambda: len(list(out.glob("part-*"))) > kept, killed)
     assert first not in actors(killed.pid)
-    under = descendants(killed.pid)
+    under = psutil.Process(killed.pid).children(recursive=True)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     times = {path: path.stat().st_mtime_ns for path in out.glob("part-*")}
     assert 0 < len(times) < WORDS_PARTS
-    run(command)
+    scan_on_cluster(partial(WordsEngine, rules), words_folder(file, rules, out), actors=1)
     assert content(out) == content(whole.folder)
     assert {path: path.stat().st_mtime_ns for path in times} == times  # none is written again
     # The threads of an actor spin briefly beside Ray's processes.
-    assert (tmp_path / "spin_count").read_text() == "10000"
-    deadline = time.monotonic() + 60
-    while any((Path("/proc") / str(pid)).exists() for pid in under):
-        assert time.monotonic() < deadline, "a killed scan leaves processes"
-        time.sleep(0.1)
+    assert Path("spin_count").read_text() == "10000"
+    _, left = psutil.wait_procs(under, timeout=60)
+    assert left == [], "a killed scan leaves processes"
 
 
 def test_an_actor_with_other_weights_is_refused(tmp_path: Path, rules: dict[str, Path]) -> None:
@@ -187,34 +182,11 @@ def test_an_actor_has_the_most_cores_for_which_all_find_a_node(
     assert most_cores_each(nodes, actors) == cores
 
 
-def test_actors_work_in_any_folder_s_cluster(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ray.cluster_utils import Cluster
-
+@pytest.mark.usefixtures("two_nodes")
+def test_an_error_behind_a_cluster_is_one_line(tmp_path: Path, rules: dict[str, Path]) -> None:
     from serve.scan.cluster import scan_on_cluster
 
-    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
-    here.mkdir()
-    elsewhere.mkdir()
-    os.environ.setdefault("RAY_AUTH_TOKEN", "0" * 64)  # Ray reads it once in a process
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.chdir(elsewhere)
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    try:
-        nodes.add_node(num_cpus=1)
-        monkeypatch.setenv("RAY_ADDRESS", nodes.address)
-        monkeypatch.chdir(here)
-        rule = save_words(Path("mild"), b"mild")
-        write_words(Path("a.jsonl"), 3)
-        folder = words_folder(Path("a.jsonl"), {"mild": rule}, Path("out"))
-        start = partial(WordsEngine, {"mild": rule})
-        finished = scan_on_cluster(start, folder, actors=1)
-        Path("broken.jsonl.gz").write_bytes(b"not gzip")
-        broken = words_folder(Path("broken.jsonl.gz"), {"mild": rule}, Path("broken"))
-        with pytest.raises(GuardError, match=r"^[^\n]*broken\.jsonl\.gz: not readable[^\n]*$"):
-            scan_on_cluster(start, broken, actors=1)
-    finally:
-        nodes.shutdown()
-    assert finished.conversations == 3
-    assert {row["source"] for row in folder.read(0)} == {"a.jsonl"}
+    (tmp_path / "broken.jsonl.gz").write_bytes(b"not gzip")
+    broken = words_folder(tmp_path / "broken.jsonl.gz", rules, tmp_path / "out")
+    with pytest.raises(GuardError, match=r"^[^\n]*broken\.jsonl\.gz: not readable[^\n]*$"):
+        scan_on_cluster(partial(WordsEngine, rules), broken, actors=1)

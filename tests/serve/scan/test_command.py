@@ -18,29 +18,22 @@ from tests.serve.cluster.words_engine import WordsEngine, save_words
 from tests.serve.scan.test_scan import write_rows
 
 
-def actors(*options: str) -> int | None:
+def test_a_cluster_has_one_actor_by_default_and_a_scan_without_one_has_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     parser = argparse.ArgumentParser()
     add_scan_options(parser, out="the folder for the verdicts")
-    arguments = parser.parse_args(["--files", "a.jsonl", *options])
-    return cluster_actors(parser, arguments)
 
+    def actors(*options: str) -> int | None:
+        return cluster_actors(parser, parser.parse_args(["--files", "a.jsonl", *options]))
 
-def test_actors_need_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        actors("--actors", "2")
-    assert "--actors needs --cluster" in capsys.readouterr().err
-
-
-def test_a_cluster_has_one_actor_by_default_and_a_scan_without_one_has_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     assert actors() is None
     assert actors("--cluster") == 1
     assert actors("--cluster", "--actors", "3") == 3
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(GuardError, match="Ray is not installed"):
-        actors("--cluster")
+    with pytest.raises(SystemExit):
+        actors("--actors", "2")
+    assert "--actors needs --cluster" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("change", ["weights", "threshold"])

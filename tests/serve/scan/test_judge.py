@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -23,34 +22,17 @@ def conversation(*contents: str) -> tuple[Message, ...]:
     return tuple(Message("user", content) for content in contents)
 
 
-def test_answers_come_in_the_order_of_the_conversations() -> None:
-    texts = [f"number {number}" for number in range(100)]
-    texts[17] = texts[63] = "forbidden"
-    checks = judge(Censor(), [conversation(text) for text in texts], ["words", "fine"])
-    violated = [number for number, check in enumerate(checks) if check.outcome == "violation"]
-    assert violated == [17, 63]
-    assert judge(Censor(), [], ["words"]) == []
-
-
-def test_those_that_share_a_beginning_are_asked_one_after_the_other() -> None:
+def test_those_that_share_a_beginning_are_asked_one_after_the_other_and_few_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(judging, "OPEN", 3)
     engine = ToyEngine({"fine": -2.0})
+    open_at_once: list[int] = []
+    engine.on_step = lambda: open_at_once.append(sum(not call.done for _, call in engine.open))
     asked = [conversation("b", "2"), conversation("a"), conversation("b"), conversation("b", "1")]
     judge(engine, asked, ["fine"])  # type: ignore[arg-type]
     assert engine.conversations == [asked[1], asked[2], asked[3], asked[0]]
-
-
-def test_no_more_are_open_than_fill_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "OPEN", 3)
-    engine = ToyEngine({"fine": -2.0})
-    most = 0
-
-    def look() -> None:
-        nonlocal most
-        most = max(most, sum(not call.done for _, call in engine.open))
-
-    engine.on_step = look
-    judge(engine, [conversation(str(number)) for number in range(10)], ["fine"])  # type: ignore[arg-type]
-    assert most == 3
+    assert max(open_at_once) == 3
 
 
 class Brittle(Censor):
@@ -82,10 +64,11 @@ class Brittle(Censor):
 @pytest.mark.parametrize("broken", ["poison", "breaks"])  # at a step; when it is opened
 def test_a_failing_check_is_refused_and_the_others_are_judged(broken: str) -> None:
     texts = [f"number {number}" for number in range(50)]
-    texts[7], texts[8] = broken, "forbidden"
+    texts[7], texts[8], texts[31] = broken, "forbidden", "forbidden"
     engine = Brittle()
     checks = judge(engine, [conversation(text) for text in texts], ["words", "fine"])
-    assert checks[8].outcome == "violation"
+    violated = [number for number, check in enumerate(checks) if check.outcome == "violation"]
+    assert violated == [8, 31]
     for number, check in enumerate(checks):
         assert bool(check.refused) == (number == 7) != bool(check.verdicts)
     reasons = {refusal.why for refusal in checks[7].refused.values()}
@@ -117,48 +100,12 @@ def test_verdicts_are_those_of_single_checks_and_a_shared_beginning_is_computed_
     assert computed <= 1.2 * sum(check.computed_tokens for check in alone)
 
 
-def stored(number: int, content: str, problem: str = "") -> StoredConversation:
-    messages = () if problem else (Message("user", content),)
-    return StoredConversation("a.jsonl", number, f"c{number}", messages, problem)
-
-
-def test_rows_stand_in_the_order_of_conversations_and_rules() -> None:
-    part = [
-        stored(0, "zebra"),
-        stored(1, "", "not valid JSON"),
-        stored(2, "cannot be judged"),
-        stored(3, "forbidden"),
-    ]
-    rows = part_rows(Censor(), part, manifest())
-    assert [(row.row, row.rule) for row in rows] == [
-        (number, rule) for number in range(4) for rule in ("words", "fine")
-    ]
-    verdicts = [row.verdict for row in rows if row.rule == "words"]
-    assert verdicts == ["allow", "unjudged", "unjudged", "violation"]
-    assert [row.reason for row in rows if row.rule == "fine"] == [
-        "",
-        "not valid JSON",
-        "it does not fit",
-        "",
-    ]
-    judged = rows[0]
-    assert judged.p_violation is not None and judged.threshold == 0.25 and judged.confident
-    assert {row.version for row in rows} == {"abc", "def"}
-    assert rows[2].p_violation is None and rows[2].threshold is None
-
-
-def test_nothing_readable_asks_nothing(tmp_path: Path) -> None:
-    engine = Censor()
-    rows = part_rows(engine, [stored(0, "", "not valid JSON")], manifest())
-    assert [row.verdict for row in rows] == ["unjudged"] * 2 and engine.conversations == []
-
-
 def test_an_engine_that_fails_is_an_error_that_names_the_rows() -> None:
     def fail() -> None:
         raise RuntimeError("the device is gone")
 
     engine = Censor()
     engine.on_step = fail
-    part = [stored(4, "zebra"), stored(5, "forbidden")]
+    part = [StoredConversation("a.jsonl", number, "", conversation("zebra")) for number in (4, 5)]
     with pytest.raises(GuardError, match=r"a\.jsonl, row 4, to a\.jsonl, row 5: .*device is gone"):
         part_rows(engine, part, manifest())

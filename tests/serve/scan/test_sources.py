@@ -46,26 +46,22 @@ def test_patterns_folders_and_names_are_files_in_order_each_once(tmp_path: Path)
     assert find_sources(spelt_twice) == [paths["b/2.jsonl"]]
 
 
-def test_a_file_whose_name_is_no_text_is_refused_before_it_is_judged(tmp_path: Path) -> None:
+def test_what_names_no_readable_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "empty").mkdir()
+    for name in ("nowhere.jsonl", "*.jsonl", "notes.txt", "empty"):
+        with pytest.raises(GuardError, match=r"no file of stored conversations.*\.parquet"):
+            find_sources([str(tmp_path / name)])
+    with pytest.raises(GuardError, match="FILES="):
+        find_sources([])
+    with pytest.raises(GuardError, match=r"files must be a list of names .*Write \['logs/"):
+        find_sources("logs/*.jsonl")
     write_lines(Path(os.fsdecode(bytes(tmp_path) + b"/caf\xe9.jsonl")), {"text": "Hi"})
     with pytest.raises(GuardError, match=r"not UTF-8.*caf.udce9.*Rename it"):
         find_sources([str(tmp_path)])
-
-
-def test_names_are_quoted_as_in_a_shell() -> None:
     assert names_of("a.jsonl 'b c.jsonl'") == ["a.jsonl", "b c.jsonl"]
     with pytest.raises(GuardError, match=r"FILES: No closing quotation.*bob's logs"):
         names_of("bob's logs/*.jsonl")
-
-
-@pytest.mark.parametrize("name", ["nowhere.jsonl", "*.jsonl", "notes.txt", "empty"])
-def test_what_names_no_readable_file_is_an_error(tmp_path: Path, name: str) -> None:
-    (tmp_path / "notes.txt").touch()
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(GuardError, match=r"no file of stored conversations.*\.parquet"):
-        find_sources([str(tmp_path / name)])
-    with pytest.raises(GuardError, match="FILES="):
-        find_sources([])
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.ndjson"])
@@ -81,16 +77,6 @@ def test_lines_are_conversations_and_bad_ones_say_why(tmp_path: Path, name: str)
     for row, problem in zip(rows, words, strict=True):
         assert problem in row.problem and bool(problem) == (row.messages == ())
     assert rows[-1].read_bytes == path.stat().st_size
-
-
-def test_what_says_nothing_is_not_judged(tmp_path: Path) -> None:
-    silent = {"role": "assistant", "content": None}
-    rows = {"messages": [silent]}, {"text": " "}, {"text": None}, {"messages": [*HI, silent]}
-    *empty, spoken = read_source(write_lines(tmp_path / "rows.jsonl", *rows))
-    words = ["the conversation is empty"] * 2 + ["no conversation, text is null"]
-    for row, problem in zip(empty, words, strict=True):
-        assert problem in row.problem and row.messages == ()
-    assert spoken.messages == (Message("user", "Hi"), Message("assistant", ""))
 
 
 def test_columns_of_one_name_are_an_error(tmp_path: Path) -> None:
@@ -119,28 +105,21 @@ def test_parquet_rows_have_lists_or_json(tmp_path: Path) -> None:
     assert next(iter(read_source(text))).messages == (Message("user", "Hi"),)
 
 
-def test_a_data_set_is_streamed(tmp_path: Path) -> None:
-    write_lines(tmp_path / "set" / "train.jsonl", {"text": "one"}, {"text": "two"})
-    rows = list(read_source(f"hub:{tmp_path / 'set'}"))
-    assert [row.messages[0].content for row in rows] == ["one", "two"]
-    with pytest.raises(GuardError, match="cannot load the data set"):
-        list(read_source(f"hub:{tmp_path / 'nothing'}"))
-
-
-@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl.gz"])
-def test_a_file_of_another_kind_is_named(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b"{}\n")
-    with pytest.raises(GuardError, match=f"{name}: not readable.*FILES="):
-        find_sources([str(tmp_path)])
-
-
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl.gz", "rows.jsonl"])
-def test_a_file_that_cannot_be_opened_or_read_is_named(tmp_path: Path, name: str) -> None:
+def test_a_file_that_is_not_there_of_another_kind_or_unreadable_is_named(
+    tmp_path: Path, name: str
+) -> None:
+    file = tmp_path / name
     with pytest.raises(GuardError, match=f"{name}: not readable"):
-        list(read_source(str(tmp_path / name)))
-    (tmp_path / name).symlink_to("/proc/self/mem")  # whose beginning is no memory
+        list(read_source(str(file)))
+    if name != "rows.jsonl":
+        file.write_bytes(b"{}\n")
+        with pytest.raises(GuardError, match=f"{name}: not readable.*FILES="):
+            find_sources([str(tmp_path)])
+        file.unlink()
+    file.symlink_to("/proc/self/mem")  # whose beginning is no memory
     with pytest.raises(GuardError, match=f"{name}: not readable"):
-        find_sources([str(tmp_path / name)])
+        find_sources([str(file)])
 
 
 def test_a_file_cut_off_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,18 +138,22 @@ def test_a_file_cut_off_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             next(rows)
 
 
-def test_a_source_that_has_changed_has_another_state(tmp_path: Path) -> None:
-    file = write_lines(tmp_path / "set" / "train.jsonl", {"text": "one"})
+def test_a_data_set_is_streamed_and_a_source_that_has_changed_has_another_state(
+    tmp_path: Path,
+) -> None:
+    file = write_lines(tmp_path / "set" / "train.jsonl", {"text": "one"}, {"text": "two"})
     data_set = f"hub:{tmp_path / 'set'}"
+    assert [row.messages[0].content for row in read_source(data_set)] == ["one", "two"]
     before = {source: state_of(source) for source in (file, data_set)}
     assert before == {source: state_of(source) for source in before}
     assert before[data_set][0] == 0 and before[file][0] == size_of(file)
-    write_lines(Path(file), {"text": "two"})
+    write_lines(Path(file), {"text": "three"})
     os.utime(file, ns=(0, 0))
     for source, state in before.items():
         assert state_of(source) != state
-    with pytest.raises(GuardError, match="cannot load the data set"):
-        state_of(f"hub:{tmp_path / 'nothing'}")
+    for read in (state_of, lambda source: list(read_source(source))):
+        with pytest.raises(GuardError, match="cannot load the data set"):
+            read(f"hub:{tmp_path / 'nothing'}")
 
 
 def test_what_is_no_unicode_is_escaped_and_damaged_bytes_are_an_error(tmp_path: Path) -> None:
@@ -228,8 +211,3 @@ def test_a_bad_row_says_where_and_lines_may_end_as_on_an_old_mac(
     bad, good = read_source(str(path))
     assert problem in bad.problem and bad.messages == ()
     assert (good.id, good.messages[0].content) == ("", "two")
-
-
-def test_a_single_name_is_no_list_of_names(tmp_path: Path) -> None:
-    with pytest.raises(GuardError, match=r"files must be a list of names .*Write \['logs/"):
-        find_sources("logs/*.jsonl")

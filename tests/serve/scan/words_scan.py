@@ -50,9 +50,8 @@ def main() -> None:
 
     file, rules, out = (Path(argument) for argument in sys.argv[1:])
     folders = {folder.name: folder for folder in sorted(rules.iterdir())}
-    folder = words_folder(file, folders, out)
     start = partial(noting_engine, folders, out.absolute().parent / "spin_count")
-    scan_on_cluster(start, folder, actors=1)
+    scan_on_cluster(start, words_folder(file, folders, out), actors=1)
 
 
 if __name__ == "__main__":

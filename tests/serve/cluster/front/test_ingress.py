@@ -6,25 +6,19 @@ import asyncio
 import gzip
 import json
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from serve.cluster.messages import (
-    RelayedCheck,
     RelayedRequest,
     RelayedResponse,
-    ReplicaAnswer,
-    ReplicaLost,
 )
-from serve.policy.rule_set import RuleSet
 from tests.serve.api.input.every_method import PATHS, check_path
 from tests.serve.api.streaming import OpenStream, streamed
-from tests.serve.cluster.words_cluster import REPLICA, LocalCluster, body, p_of, tenants_of
+from tests.serve.cluster.words_cluster import REPLICA, LocalCluster, body, p_of
 from tests.serve.cluster.words_engine import BAD, SLOWLY, VIOLATES, save_words
-from tests.serve.serving import waiting_caller
 from tests.serve.wire_requests import CASES
 from tests.waiting import wait_until
 
@@ -58,47 +52,27 @@ def test_checks_are_answered_as_by_one_server_and_a_conversation_by_one_replica(
         assert "/v1/check" in client.get("/openapi.json").json()["paths"]
 
 
-def test_a_reply_finds_its_conversation_although_it_comes_alone(cluster: LocalCluster) -> None:
-    path = "/beta/litellm_basic_guardrail_api"
-    with cluster.client() as client:
-        for number in range(10):
-            said = [{"role": "user", "content": f"Hello {number}"}]
-            call = {"litellm_call_id": str(number), "request_data": {}}
-            request = call | {"input_type": "request", "structured_messages": said}
-            reply = call | {"input_type": "response", "texts": ["Rest."]}
-            relayed, replied = client.post(path, json=request), client.post(path, json=reply)
-            assert replied.json()["action"] == "NONE"
-            assert relayed.headers[REPLICA] == replied.headers[REPLICA]
-
-
 def test_a_reply_whose_id_stood_for_two_conversations_is_refused_as_by_one_server(
     cluster: LocalCluster,
 ) -> None:
     """Each replica knows one of the two."""
     litellm = "/beta/litellm_basic_guardrail_api"
-    said = [[{"role": "user", "content": f"Hello {number}"}] for number in range(8)]
     call = {"litellm_call_id": "1", "request_data": {}}
-    replied = {"message": {"role": "assistant", "content": "Rest."}}
+    reply = call | {"input_type": "response", "texts": ["Rest."]}
     with cluster.client() as client:
-        on_replica: dict[str, list[dict[str, str]]] = {}  # a conversation on each
-        for messages in said:
-            replica = client.post("/v1/check", json={"messages": messages}).headers[REPLICA]
-            on_replica[replica] = messages
-        assert len(on_replica) == 2
-        for messages in on_replica.values():
+        replicas = set()
+        for number in range(8):
+            messages = [{"role": "user", "content": f"Hello {number}"}]
             request = call | {"input_type": "request", "structured_messages": messages}
-            assert client.post(litellm, json=request).json()["action"] == "NONE"
-            webhook = {"body": {"messages": messages}}
-            client.post("/request", json=webhook, headers={"call-id": "2"})
-        replies = [
-            client.post(litellm, json=call | {"input_type": "response", "texts": ["Rest."]}),
-            client.post(
-                "/response", json={"body": {"choices": [replied]}}, headers={"call-id": "2"}
-            ),
-        ]
-    for reply in replies:
-        assert reply.status_code == 422 and set(reply.json()) == {"error", "code"}
-        assert "two conversations" in reply.json()["error"]
+            said = client.post(litellm, json=request)
+            replicas.add(said.headers[REPLICA])
+            if not number:
+                answer = client.post(litellm, json=reply)
+                assert answer.json()["action"] == "NONE" and {answer.headers[REPLICA]} == replicas
+        assert len(replicas) == 2
+        refused = client.post(litellm, json=reply)
+    assert refused.status_code == 422 and set(refused.json()) == {"error", "code"}
+    assert "two conversations" in refused.json()["error"]
 
 
 def test_every_wire_format_is_refused_in_its_own_words_when_no_replica_answers(
@@ -113,8 +87,6 @@ def test_every_wire_format_is_refused_in_its_own_words_when_no_replica_answers(
             said = case.wire_format.error_body(503, "", "nan").keys()
             assert (answer.status_code, answer.json().keys()) == (503, said), case
             assert answer.headers["retry-after"] == "1"
-        assert client.get("/readyz").status_code == 503
-        assert client.get("/healthz").status_code == 200
         assert "guard_replicas 0.0" in client.get("/metrics").text
 
 
@@ -162,54 +134,6 @@ def test_a_stream_is_judged_by_the_replica_of_its_conversation(cluster: LocalClu
         assert 'guard_request_seconds_count{format="stream",status="200"} 2.0' in text
 
 
-def test_nothing_more_of_a_stream_is_released_once_its_replica_is_gone(
-    cluster: LocalCluster,
-) -> None:
-    async def use(stream: OpenStream) -> None:
-        stream.write({"append": "The sea is wide."})
-        assert (await stream.read())["release"] == "The sea is wide."
-        cluster.pools[0].replicas = []
-        stream.write({"append": " And deep."})
-        event = await stream.read()
-        assert event["release"] == "" and event["verdict"] == "unjudged"
-        assert {rule["reason"][:19] for rule in event["unjudged"]} == {"no replica is there"}
-        stream.write({"end": True})
-        (last,) = await stream.rest()
-        assert last["release"] == "" and last["judgement"]["verdict"] == "unjudged"
-        assert "no replica is there" in last["judgement"]["error"]
-
-    with cluster.client() as client:
-        streamed(client, OPENING, use)
-
-
-def test_a_tenants_stream_and_its_checks_are_on_one_replica(tmp_path: Path) -> None:
-    rule_sets = {"all": RuleSet.any_of(["greeting", "manners"])}
-    tenants = tenants_of(tmp_path, rule_sets, shop="all")
-    cluster = LocalCluster(tmp_path, rule_sets=rule_sets, tenants=tenants)
-    salts: list[str | None] = []
-
-    async def use(stream: OpenStream) -> None:
-        stream.write({"append": "The sea is wide.", "end": True})
-        (last,) = await stream.rest()
-        assert last["judgement"]["verdict"] == "allow"
-
-    shop = {"x-api-key": "shop"}
-    with cluster.client() as client:
-        check = cluster.pools[0].check
-
-        async def salted(relayed: RelayedCheck, key: str, version: str) -> ReplicaAnswer:
-            salts.append(relayed.cache_salt)
-            return await check(relayed, key, version)
-
-        cluster.pools[0].check = salted  # type: ignore[method-assign]
-        opening = OPENING | {"cache_salt": "one"}
-        streamed(client, opening, use, shop)
-        asked = {"messages": OPENING["messages"], "cache_salt": "one"}
-        client.post("/v1/check", json=asked, headers=shop)
-        assert len(set(cluster.pools[0].keys)) == 1
-    assert salts == ["shop/one"]
-
-
 def test_a_request_has_its_time_and_its_size_also_where_a_replica_hangs(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,10 +176,10 @@ def test_a_body_that_no_route_reads_is_not_read(cluster: LocalCluster) -> None:
     assert unread == [b""] * 8 and posted != b""
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_every_method_is_answered_as_by_one_server(cluster: LocalCluster, path: str) -> None:
+def test_every_method_is_answered_as_by_one_server(cluster: LocalCluster) -> None:
     with cluster.client() as client:
-        check_path(client, path, "greeting")
+        for path in PATHS:
+            check_path(client, path, "greeting")
 
 
 def test_a_packed_body_is_passed_on_as_it_was_before(cluster: LocalCluster) -> None:
@@ -270,30 +194,6 @@ def test_a_packed_body_is_passed_on_as_it_was_before(cluster: LocalCluster) -> N
         assert (bomb.status_code, bomb.json()["verdict"]) == (413, "unjudged")
         packed["content-encoding"] = "br"
         assert client.post("/v1/check", content=content, headers=packed).status_code == 415
-
-
-def test_tenants_are_told_apart_and_their_limits_hold_for_all_replicas(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # So that all have come before one is answered, on a busy machine too.
-    monkeypatch.setattr("tests.serve.cluster.words_engine.SLOW_S", 2.0)
-    rule_sets = {"all": RuleSet.any_of(["greeting", "manners"])}
-    tenants = tenants_of(tmp_path, rule_sets, shop="all")
-    cluster = LocalCluster(tmp_path, rule_sets=rule_sets, tenants=tenants)
-    shop, admin = {"x-api-key": "shop"}, {"x-api-key": "admin"}
-    with cluster.client() as client, ThreadPoolExecutor(8) as pool:
-        assert client.post("/v1/check", json=body("a")).status_code == 401
-        assert client.post("/v1/check", json=body("a"), headers=admin).status_code == 403
-        assert client.get("/metrics", headers=shop).status_code == 403
-        assert client.get("/metrics", headers=admin).status_code == 200
-        assert client.post("/admin/rules/manners", headers=shop).status_code == 403
-        futures = [
-            pool.submit(client.post, "/v1/check", json=body(f"{SLOWLY} {number}"), headers=shop)
-            for number in range(8)
-        ]
-        statuses = [future.result().status_code for future in futures]
-    # These replicas know of no tenants and answer whoever comes: the ingress alone refused.
-    assert statuses.count(200) == 2 and statuses.count(429) == 6
 
 
 def test_an_administrator_changes_a_rule_for_all_replicas(cluster: LocalCluster) -> None:
@@ -345,27 +245,10 @@ def test_metrics_are_those_of_all_replicas_and_of_what_none_has_seen(cluster: Lo
             client.post("/v1/check", json=body(f"a {number}"))
         client.post("/v1/check/stream")
         text = client.get("/metrics").text
-        assert 'guard_checks_total{rule_set="",tenant="",verdict="allow"} 10.0' in text
-        assert 'guard_request_seconds_count{format="check",status="200"} 10.0' in text
-        assert 'guard_request_seconds_count{format="stream",status="422"} 1.0' in text
-        assert "guard_ready 2.0" in text and "guard_replicas 2.0" in text
-        assert "guard_rules_served 2.0" in text
-
-
-def test_a_caller_who_is_gone_is_not_waited_for(tmp_path: Path) -> None:
-    cluster = LocalCluster(tmp_path, timeout_s=60.0)
-    events: list[str] = []
-
-    async def ask(*_: object) -> None:
-        events.append("asked")
-        try:
-            await asyncio.sleep(120)
-        except asyncio.CancelledError:
-            events.append("cancelled")
-            raise ReplicaLost("nobody needs it") from None
-
-    with cluster.client() as client:
-        cluster.pools[0].ask = ask  # type: ignore[method-assign,assignment]
-        with waiting_caller(client, "/v1/check", body("a")):
-            wait_until(lambda: events == ["asked"])
-        wait_until(lambda: events == ["asked", "cancelled"], 20)  # by itself in a minute
+    for line in (
+        'guard_checks_total{rule_set="",tenant="",verdict="allow"} 10.0',
+        'guard_request_seconds_count{format="check",status="200"} 10.0',
+        'guard_request_seconds_count{format="stream",status="422"} 1.0',
+        *("guard_ready 2.0", "guard_replicas 2.0", "guard_rules_served 2.0"),
+    ):
+        assert line in text

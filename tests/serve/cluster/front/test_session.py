@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from guard.conversation.chat import turns_of
-from guard.conversation.example import Message
 from serve.api.errors import Unjudged
 from serve.cluster.front.session import SessionKeys, conversation_key
 from serve.cluster.messages import RelayedRequest
@@ -29,19 +28,6 @@ def relayed(path: str, body: Any, **headers: str) -> RelayedRequest:
     return RelayedRequest("POST", path, headers=pairs, body=json.dumps(body).encode())
 
 
-def test_a_conversation_that_was_read_has_the_key_of_its_request() -> None:
-    keys = SessionKeys()
-    session, salt = {"x_session_id": "7"}, {"cache_salt": "one"}
-    for messages in (GROWN, OTHER):
-        read = [Message(**message) for message in messages]
-        asked = {"messages": messages}
-        assert conversation_key(read, None, "") == keys.key(relayed("/v1/check", asked))
-        salted = keys.key(relayed("/v1/check", asked | salt), "shop")
-        assert conversation_key(read, "one", "", "shop") == salted
-        in_session = keys.key(relayed("/v1/check", asked, **session))
-        assert conversation_key(read, "one", "7") == in_session
-
-
 TOOL = {"type": "function", "function": {"name": "pay"}}
 PARTS = [{"type": "text", "text": "My head"}, {"type": "image_url", "image_url": {"url": "x"}}]
 
@@ -49,21 +35,27 @@ PARTS = [{"type": "text", "text": "My head"}, {"type": "image_url", "image_url":
 @pytest.mark.parametrize(
     ("messages", "tools"),
     [
+        (GROWN, []),
         ([SYSTEM, ASKED], [TOOL]),
         ([{"role": "developer", "content": "You sell shoes."}, ASKED], []),
         ([SYSTEM, {"role": "user", "content": PARTS}], []),
         ([SYSTEM, {"role": "user", "name": "bob", "content": "Hi"}], []),
     ],
 )
-def test_whole_messages_have_the_key_of_what_is_read_of_them(
+def test_what_is_read_of_messages_has_the_key_of_their_request(
     messages: list[dict[str, Any]], tools: list[dict[str, Any]]
 ) -> None:
     read = turns_of(messages, tools, where="here")
-    key = conversation_key(read, None, "")
+    keys, asked = SessionKeys(), {"messages": messages, "tools": tools}
+    key = keys.key(relayed("/v1/check", asked))
+    assert conversation_key(read, None, "") == key
     # Of turns behind the first user's nothing is read.
-    for asked in (messages, [*messages, {"role": "assistant", "tool_calls": "no list"}]):
-        whole = relayed("/v1/check", {"messages": asked, "tools": tools})
-        assert SessionKeys().key(whole) == key
+    grown = asked | {"messages": [*messages, {"role": "assistant", "tool_calls": "no list"}]}
+    assert keys.key(relayed("/v1/check", grown)) == key
+    salted = keys.key(relayed("/v1/check", asked | {"cache_salt": "one"}), "shop")
+    assert conversation_key(read, "one", "", "shop") == salted != key
+    in_session = keys.key(relayed("/v1/check", asked, x_session_id="7"))
+    assert conversation_key(read, "one", "7") == in_session != key
 
 
 def test_the_callers_own_session_counts_before_what_is_said() -> None:
@@ -104,9 +96,7 @@ def test_a_reply_goes_where_the_request_of_its_call_went(call: Any) -> None:
     assert keys.key(call(call_id="2")) == in_session
 
 
-def test_an_id_of_two_conversations_on_two_replicas_is_unjudged_and_of_one_twice_is_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_id_of_two_conversations_on_two_replicas_is_unjudged_and_of_one_twice_is_not() -> None:
     keys = SessionKeys()
     for _ in range(2):
         assert keys.key(litellm(GROWN)) == keys.key(litellm())
@@ -115,9 +105,6 @@ def test_an_id_of_two_conversations_on_two_replicas_is_unjudged_and_of_one_twice
         with pytest.raises(Unjudged, match="two conversations"):
             keys.key(litellm())
     assert keys.key(litellm(), "shop")  # of another tenant it is another call's
-    now = time.monotonic()
-    monkeypatch.setattr("serve.cluster.front.session.time.monotonic", lambda: now + 1000)
-    assert keys.key(litellm(GROWN)) == keys.key(litellm())  # of 15 minutes ago nothing is kept
 
 
 def test_ids_of_calls_are_forgotten_beyond_a_number_and_after_a_time(
@@ -127,14 +114,20 @@ def test_ids_of_calls_are_forgotten_beyond_a_number_and_after_a_time(
     (key,) = {keys.key(agentgateway(GROWN, call_id)) for call_id in "123"}
     found = [keys.key(agentgateway(call_id=call_id)) == key for call_id in "123"]
     assert found == [False, True, True]
-    monkeypatch.setattr("serve.cluster.front.session.CALL_S", -1.0)
-    keys.key(agentgateway(GROWN, "4"))
-    assert keys.key(agentgateway(call_id="4")) != key
+    now = time.monotonic()
+    monkeypatch.setattr("serve.cluster.front.session.time.monotonic", lambda: now + 1000)
+    assert keys.key(agentgateway(call_id="3")) != key  # 15 minutes are over
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b"no JSON", b"[1]", b"{}", b'{"messages": 1}', b'{"messages": [1]}', b"[" * 9999]
-)
-def test_what_is_malformed_has_a_key_too(body: bytes) -> None:
-    request = RelayedRequest("POST", "/v1/check", body=body)
-    assert SessionKeys().key(request) == SessionKeys().key(request) != ""
+def test_what_is_malformed_has_a_key_too() -> None:
+    for body in (
+        b"",
+        b"no JSON",
+        b"[1]",
+        b"{}",
+        b'{"messages": 1}',
+        b'{"messages": [1]}',
+        b"[" * 9999,
+    ):
+        request = RelayedRequest("POST", "/v1/check", body=body)
+        assert SessionKeys().key(request) == SessionKeys().key(request) != ""
