@@ -5,8 +5,7 @@ A verdict is `confident` only on a conversation like those rows:
 - it has no more turns and characters, and of each speaker no longer turn, than such rows had, and
 every speaker who is in all of them;
 - no stretch of it has a larger share of unknown text, of no word in a training row, than 95 in 100
-validation rows have anywhere: another language, code, what is encoded or spelled, and another
-subject are not covered;
+validation rows have anywhere: another language, code, or what is encoded is not covered;
 - an "allow" has a logit below those of the violating validation rows, where a turn is long of those
 with a long turn.
 """
@@ -45,12 +44,10 @@ class ConversationForm:
     def __init__(self, messages: Sequence[Message]) -> None:
         self._messages = messages
         self.turns = len(messages)
-        self.characters = 0
+        self.characters = sum(len(message.content) for message in messages)
         self.longest_turns: dict[str, int] = {}  # by speaker, in characters
-        for message in messages:
-            size = len(message.content)
-            self.characters += size
-            self.longest_turns[message.role] = max(self.longest_turns.get(message.role, 0), size)
+        for message in sorted(messages, key=lambda message: len(message.content)):
+            self.longest_turns[message.role] = len(message.content)
 
     @property
     def has_long_turn(self) -> bool:
@@ -133,9 +130,9 @@ class Coverage(Strict):
             return False
         if not form.longest_turns.keys() >= set(self.speakers):
             return False
-        for speaker, longest in form.longest_turns.items():
-            if longest > self.longest_turns.get(speaker, -1):
-                return False
+        lengths = form.longest_turns.items()
+        if any(longest > self.longest_turns.get(speaker, -1) for speaker, longest in lengths):
+            return False
         return form.unknown_share(self._known_words, self._known_letters) <= self.unknown_share
 
     def is_sure_allow(self, form: ConversationForm, logit: float) -> bool:

@@ -10,12 +10,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from guard.base_files import (
-    downloaded_base,
-    folder_digest,
-    folder_or_hub_id,
-    hub_commit,
-)
+from guard.base_files import downloaded_base, folder_digest, folder_or_hub_id, hub_commit
 from guard.errors import GuardError, choose_from
 from guard.files.yaml_file import Strict, load_named
 from guard.home import HOME
@@ -34,13 +29,13 @@ Kind = Literal["decoder", "encoder", "gliner2"]
 
 # vLLM's EngineArgs by which an engine would compute with another base than the cards name, or by
 # rounded weights, keys or values of it.
-OF_ANOTHER_BASE = (
-    *("model", "revision", "code_revision", "hf_config_path", "quantization", "kv_cache_dtype"),
-    *("load_format", "hf_overrides"),
-)
+OF_ANOTHER_BASE = ["model", "revision", "code_revision", "hf_config_path", "quantization"]
+OF_ANOTHER_BASE += ["kv_cache_dtype", "load_format", "hf_overrides"]
 # What may be said of them all the same.
-LOAD_FORMATS = ("auto", "safetensors")
-HF_OVERRIDES = {"head_dtype"}
+HARMLESS: dict[str, list[Any]] = {
+    "load_format": ["auto", "safetensors"],
+    "hf_overrides": [{"head_dtype": dtype} for dtype in ("model", *get_args(Dtype))],
+}
 DEFAULT_MAX_RANK = 16  # vLLM's, where the `engine` section states no max_lora_rank
 
 
@@ -134,13 +129,10 @@ class Recipe(Strict):
     def _of_this_device(cls, dtype: object) -> object:
         if not isinstance(dtype, dict):
             return dtype
-        device = installed_device()
         devices = get_args(Device)
-        unknown = [str(name) for name in dtype if name not in devices]
-        if unknown or device not in dtype:
-            got = f"unknown: {', '.join(unknown)}" if unknown else f"none for {device}"
-            raise ValueError(f"a dtype for each of {', '.join(devices)}, or one for both ({got})")
-        return dtype[device]
+        if installed_device() not in dtype or not dtype.keys() <= set(devices):
+            raise ValueError(f"a dtype for each of {', '.join(devices)}, or one for both")
+        return dtype[installed_device()]
 
     @field_validator("engine")
     @classmethod
@@ -150,14 +142,9 @@ class Recipe(Strict):
             raise ValueError(f"dtype: one of {', '.join(get_args(Dtype))}, got {dtype!r}")
         for key in OF_ANOTHER_BASE:
             value = engine.get(key)
-            is_harmless = value is None or (key == "load_format" and value in LOAD_FORMATS)
-            if key == "hf_overrides" and isinstance(value, dict):
-                is_harmless = value.keys() <= HF_OVERRIDES
-            if not is_harmless:
-                raise ValueError(
-                    f"{key}: {value!r} would serve another base than the rules were trained on; "
-                    "name it as `base` and train on it"
-                )
+            if value is not None and value not in HARMLESS.get(key, ()):
+                problem = f"{key}: {value!r} would serve another base than the rules were trained"
+                raise ValueError(f"{problem} on; name it as `base` and train on it")
         return engine
 
     @field_validator("methods")
@@ -165,9 +152,7 @@ class Recipe(Strict):
     def _are_known(cls, methods: dict[str, MethodSettings]) -> dict[str, MethodSettings]:
         for name in methods:
             if name not in METHODS:
-                new = "an entry of METHODS in guard/method.py and of TRAINERS in train/methods.py"
-                problem = f"no method '{name}'. {choose_from(name, METHODS)}. A new one is {new}"
-                raise ValueError(problem)
+                raise ValueError(f"no method '{name}'. {choose_from(name, METHODS)}")
         return methods
 
     @model_validator(mode="after")
@@ -227,19 +212,14 @@ class Recipe(Strict):
     def check_model_type(self, model_type: str) -> None:
         served = KINDS[self.kind].model_types
         if model_type not in served:
-            raise GuardError(
-                "no rules are served on an encoder of this type",
-                where=f"{self._where}: base",
-                got=model_type,
-                remedy=f"Use one of {', '.join(served)}, or add a model to serve/vllm_encoder, and "
-                "its type to ENCODERS in serve/engine/backends/arguments.py and to KINDS in "
-                "guard/recipe.py",
-            )
+            problem = "no rules are served on an encoder of this type"
+            remedy = f"Use one of {', '.join(served)}; docs/recipes.md says how to add one"
+            where = f"{self._where}: base"
+            raise GuardError(problem, where=where, got=model_type, remedy=remedy)
 
     def served_as_trained(self) -> Recipe:
         """The recipe served in the dtype of training, unless `engine` names another: a head is
-        fitted to the base's exact states, which bfloat16 moves by .3 nats on average
-        (docs/lessons.md).
+        fitted to the base's exact states.
         """
         dtype = self.engine.get("dtype", self.dtype)
         return self.model_copy(update={"engine": self.engine | {"dtype": dtype}})
@@ -266,8 +246,7 @@ class Recipe(Strict):
 
     @property
     def max_rank(self) -> int:
-        rank: int = self.engine.get("max_lora_rank", DEFAULT_MAX_RANK)
-        return rank
+        return int(self.engine.get("max_lora_rank", DEFAULT_MAX_RANK))
 
     def training_settings(self, method: str) -> dict[str, Any]:
         """What a card says of how its weights were trained."""

@@ -13,17 +13,14 @@ import torch
 from gliner2.configuration import ExtractorConfig
 from gliner2.models.span.model import SpanExtractorModel
 from peft import LoraConfig, PeftModel, get_peft_model
-from tokenizers import Tokenizer, trainers
-from tokenizers.models import Unigram
-from tokenizers.pre_tokenizers import Metaspace
 from transformers import DebertaV2Config, DebertaV2Tokenizer, PreTrainedTokenizerFast
 
 from guard.conversation.example import Message
 from guard.prompt.gliner2 import Gliner2PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import text_hash
-from guard.weights.card import Card, file_digests
-from guard.weights.head import answer_hash
+from tests import toy_tokenizers
+from tests.serve import cards
 
 ENCODER_TARGETS = ("query_proj", "key_proj", "value_proj", "dense")
 CLASSIFIER_TARGETS = ("classifier.0", "classifier.2")
@@ -42,14 +39,9 @@ def wordpiece() -> PreTrainedTokenizerFast:
 @functools.cache
 def unigram() -> PreTrainedTokenizerFast:
     """DeBERTa-v3's kind, which tells letters' case apart, with few words."""
-    trained = Tokenizer(Unigram())
-    trained.pre_tokenizer = Metaspace()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     text = ["The assistant must not give medical advice. My head hurts, and a knee: 800 mg [a](b)"]
-    trainer = trainers.UnigramTrainer(
-        vocab_size=120, special_tokens=special, unk_token="[UNK]", show_progress=False
-    )
-    trained.train_from_iterator(text * 20, trainer)
+    trained = toy_tokenizers.unigram(text * 20, special, "[UNK]")
     scores = sorted(trained.get_vocab().items(), key=lambda pair: pair[1])
     vocabulary = [(piece, 0.0 if piece in special else -float(id_)) for piece, id_ in scores]
     return DebertaV2Tokenizer(vocab=vocabulary)
@@ -115,30 +107,15 @@ def save_adapter(folder: Path, *, seed: int, rank: int, targets: Sequence[str]) 
 
 
 def save_card(folder: Path, recipe: Recipe, rule_text: str) -> None:
-    Card(
-        rule=folder.name,
-        rule_text=rule_text,
-        rule_hash=text_hash(rule_text),
-        prompt_hash=Gliner2PromptBuilder.of(recipe).hash,
-        answer_hash=answer_hash(),
-        method="lora",
-        model=recipe.name,
-        base=recipe.base,
-        base_revision=recipe.base_revision,
-        data_hash="none",
-        test_sha256="none",
-        seed=0,
-        recipe={},
-        versions={},
-        metrics={},
-        temperature=1.0,
-        bias=0.0,
+    cards.save_card(
+        folder,
+        folder.name,
+        "lora",
+        **{"rule_text": rule_text, "rule_hash": text_hash(rule_text), "model": recipe.name},
+        **{"prompt_hash": Gliner2PromptBuilder.of(recipe).hash, "base": recipe.base},
+        **{"base_revision": recipe.base_revision, "temperature": 1.0, "threshold": 0.5},
         uncertainty_band=(0.5, 0.5),
-        coverage=None,
-        threshold=0.5,
-        max_fpr=None,
-        files=file_digests(folder, "lora"),
-    ).save(folder)
+    )
 
 
 def adapted(folder: Path | None) -> Any:

@@ -17,37 +17,14 @@ from guard.rule import load_rule
 
 TINY = MODELS / "tiny"
 UNKNOWN = "[UNK]"
+ENDS = ("start", "end")
 # Qwen3's added tokens in Qwen3's order; the second ones match in plain text too.
-SPECIAL = [
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|object_ref_start|>",
-    "<|object_ref_end|>",
-    "<|box_start|>",
-    "<|box_end|>",
-    "<|quad_start|>",
-    "<|quad_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-]
-NOT_SPECIAL = [
-    "<tool_call>",
-    "</tool_call>",
-    "<|fim_prefix|>",
-    "<|fim_middle|>",
-    "<|fim_suffix|>",
-    "<|fim_pad|>",
-    "<|repo_name|>",
-    "<|file_sep|>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
-]
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+SPECIAL += [f"<|{name}_{end}|>" for name in ("object_ref", "box", "quad") for end in ENDS]
+SPECIAL += [f"<|vision_{name}|>" for name in (*ENDS, "pad")] + ["<|image_pad|>", "<|video_pad|>"]
+NOT_SPECIAL = ["<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"]
+NOT_SPECIAL += ["<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<tool_response>"]
+NOT_SPECIAL += ["</tool_response>", "<think>", "</think>"]
 
 
 def content_of(file: str) -> dict[str, Any]:

@@ -50,9 +50,8 @@ MESSAGE: Shapes = {
     **dict.fromkeys(("object", "status", "phase", "model", "modelName", "tool_name"), WORD),
     **dict.fromkeys(("finish_reason", "native_finish_reason", "stop_reason"), WORD),
     **dict.fromkeys(("stop_sequence", "metadata"), WORD),
-    **dict.fromkeys(
-        ("tool_call_id", "call_id", "user", "parent_id", "parentId", "childrenIds"), ID
-    ),
+    **dict.fromkeys(("tool_call_id", "call_id", "user"), ID),
+    **dict.fromkeys(("parent_id", "parentId", "childrenIds"), ID),
     **dict.fromkeys(("created", "created_at", "timestamp"), TIME),
     "usage": SETTING,
 }

@@ -22,8 +22,7 @@ def imported(file: Path, kind: str) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where pydantic looks for the types that it names
-    if str(file.resolve().parent) not in sys.path:
-        sys.path.append(str(file.resolve().parent))
+    sys.path.append(str(file.resolve().parent))
     try:
         spec.loader.exec_module(module)
     except Exception as error:

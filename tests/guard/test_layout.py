@@ -1,4 +1,4 @@
-"""Where output lies and whether it is current."""
+"""Where output lies, whether it is current, and which methods' weights are in it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from guard.conversation.example import SPLITS, Example, Message, write_examples
 from guard.errors import GuardError
 from guard.layout import Runs, fingerprint, is_current, mark_current, read_splits
+from guard.method import METHODS, method_named
 
 
 def test_the_layout_is_the_documented_one_and_examples_are_read_by_split(tmp_path: Path) -> None:
@@ -16,7 +17,6 @@ def test_the_layout_is_the_documented_one_and_examples_are_read_by_split(tmp_pat
     assert runs.data("pii_leak") == Path("runs/data/pii_leak")
     assert runs.adapter("tiny", "pii_leak", "alora") == Path("runs/tiny/pii_leak/alora")
     assert runs.adapter("tiny", "pii_leak", "lora", seed=2) == Path("runs/tiny/pii_leak/lora-seed2")
-    assert runs.report == Path("runs/report.json")
     for split in SPLITS:
         said = (Message("user", split),)
         row = Example(split, "toy", said, label=0, split=split, source="toy", group=split)
@@ -46,3 +46,9 @@ def test_a_fingerprint_keeps_its_inputs_apart_and_a_stage_is_current_for_its_own
     for cut in range(len(stamp)):
         (tmp_path / "stage.json").write_text(stamp[:cut])
         assert not is_current(tmp_path, "abc")
+
+
+def test_an_unknown_method_is_refused_with_the_nearest() -> None:
+    assert method_named("alora") is METHODS["alora"]
+    with pytest.raises(GuardError, match=r"no such method \(got alorra\). Did you mean 'alora'"):
+        method_named("alorra")

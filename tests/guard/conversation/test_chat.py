@@ -44,16 +44,9 @@ def words(**message: Any) -> str:
     return turn.content
 
 
-ROLES = {"developer": "system", "function": "tool"} | {role: role for role in chat.ROLES.values()}
-
-
-@pytest.mark.parametrize(("theirs", "ours"), ROLES.items())
-def test_every_role_of_openai_s_is_one_of_ours(theirs: str, ours: str) -> None:
-    assert read({"role": theirs, "content": "Hi"}) == (Message(ours, "Hi"),)
-    assert chat.ROLES.keys() == ROLES.keys()
-
-
 def test_all_that_a_message_says_is_lines_of_one_turn() -> None:
+    for theirs, ours in {"developer": "system", "function": "tool", "user": "user"}.items():
+        assert read({"role": theirs, "content": "Hi"}) == (Message(ours, "Hi"),)
     parts = [{"type": "text", "text": "One."}, {"type": "refusal", "refusal": "No."}]
     assert words(content=parts) == "One.\nNo."
     assert words(content=None, refusal="I must not.") == "I must not."
@@ -74,15 +67,14 @@ def test_a_turn_says_who_it_is_from_and_a_result_which_tool_gave_it() -> None:
     assert unknown == Message("tool", "done")
 
 
-@pytest.mark.parametrize("call", WITHOUT_ID)
-def test_a_call_without_an_id_has_no_result(call: dict[str, Any]) -> None:
-    said = {"role": "assistant", "tool_calls": [call]}
+def test_a_call_without_an_id_has_no_result() -> None:
     others = [
         {"role": "user", "content": "Hi"},
         {"role": "tool", "content": "done", "tool_call_id": ""},
         {"role": "tool", "content": "done", "tool_call_id": "None"},
     ]
-    assert read(said, *others)[1:] == read(*others)
+    for call in WITHOUT_ID:
+        assert read({"role": "assistant", "tool_calls": [call]}, *others)[1:] == read(*others)
 
 
 def test_tools_are_described_first_and_untrusted_json_is_read_as_the_server_reads_it() -> None:
@@ -133,14 +125,10 @@ MESSAGES = st.fixed_dictionaries(
 
 
 @given(st.lists(MESSAGES, min_size=1, max_size=6), st.integers(0, 6))
-def test_what_comes_later_changes_no_turn_before_it(
+def test_what_comes_later_changes_no_turn_and_only_a_result_depends_on_what_came_before(
     messages: list[dict[str, Any]], count: int
 ) -> None:
     assert read(*messages[:count]) == read(*messages)[:count]
-
-
-@given(st.lists(MESSAGES, min_size=1, max_size=6))
-def test_only_a_result_depends_on_what_came_before_it(messages: list[dict[str, Any]]) -> None:
     for message, turn in zip(messages, read(*messages), strict=True):
         if message.get("tool_call_id") != CALL["id"]:
             assert read(message) == (turn,)
@@ -177,9 +165,8 @@ def test_no_word_of_arguments_is_hidden_by_what_readers_of_json_differ_in(argume
         assert unread in words(tool_calls=[{"function": {"name": "pay", "arguments": unread}}])
 
 
-def test_what_stands_beside_a_function_or_a_text_is_read_but_for_what_an_ordinary_tool_has() -> (
-    None
-):
+def test_what_stands_beside_a_function_or_a_text_is_read() -> None:
+    """But for what an ordinary tool has."""
     for beside in ({"custom": {"input": "ibuprofen"}}, {"note": "ibuprofen"}):
         for function in ({"name": "pay"}, {"name": "pay", "custom": "", "note": ""}):
             assert "ibuprofen" in words(tool_calls=[{"function": function, **beside}])
@@ -188,11 +175,8 @@ def test_what_stands_beside_a_function_or_a_text_is_read_but_for_what_an_ordinar
     called = {"id": "call_1", "type": "function", "index": 0, "custom": None}
     called["extra_content"] = {"google": {"thought_signature": "ibuprofen"}}
     assert words(tool_calls=[{**called, "function": {"name": "pay"}}]) == '{"name": "pay"}'
-    message = ChatMessage.model_validate(
-        {"role": "user", "content": [{"type": "text", "content": "ibuprofen"}]}
-    )
-    (turn,) = turns([message])
-    assert unread_parts([turn]) == ("message 0 has the key 'content.0.content'",)
+    unread = read({"role": "user", "content": [{"type": "text", "content": "ibuprofen"}]})
+    assert unread_parts(unread) == ("message 0 has the key 'content.0.content'",)
 
 
 def test_long_arguments_and_signs_without_ink_are_read_at_once_and_deep_nesting_is_refused() -> (
@@ -205,32 +189,25 @@ def test_long_arguments_and_signs_without_ink_are_read_at_once_and_deep_nesting_
     nested: list[Any] = []
     for _ in range(100_000):
         nested = [nested]
-    message = ChatMessage(role="user", content="Hi")
-    with pytest.raises(GuardError, match="nested too deeply"):
-        turns([message], [{"function": {"parameters": nested}}])
     for function in ({"name": "pay", "arguments": nested}, {"name": nested}):
         call = ChatMessage(role="assistant", tool_calls=[{"function": function}])
         with pytest.raises(GuardError, match="nested too deeply"):
-            turns([message, call])
+            turns([ChatMessage(role="user", content="Hi"), call])
 
 
 @pytest.mark.parametrize("content", ["", "\n", "\u200b"])
-def test_a_name_is_a_line_though_nothing_follows_it_unless_nobody_sees_it_or_it_is_a_tool_s(
-    content: str,
-) -> None:
+def test_a_name_is_a_line_unless_nobody_sees_it_or_it_is_a_silent_tool_s(content: str) -> None:
     # Else no rule would read what stands in it.
-    named = ChatMessage(role="user", name="Take 800 mg", content=content)
-    (turn,) = turns([named])
-    assert turn.content.startswith("From Take 800 mg:") and not says_nothing([turn])
+    named = read({"role": "user", "name": "Take 800 mg", "content": content})
+    assert named[0].content.startswith("From Take 800 mg:") and not says_nothing(named)
     # Else an empty turn would be read in place of the text before it. The tool's name stands in its
     # call.
     empty = [
         {"role": "tool", "tool_call_id": "call_7", "content": content},
         {"role": "user", "name": "\u200b ", "content": content},
     ]
-    turns_of_them = read({"role": "assistant", "tool_calls": [CALL]}, *empty)
-    assert [turn.content for turn in turns_of_them[1:]] == [content, content]
-    assert says_nothing(turns_of_them[1:])
+    _, *silent = read({"role": "assistant", "tool_calls": [CALL]}, *empty)
+    assert [turn.content for turn in silent] == [content, content] and says_nothing(silent)
 
 
 def test_what_models_read_and_what_cannot_be_read_say_something_and_tools_are_said_by_nobody() -> (
@@ -247,26 +224,12 @@ def test_what_models_read_and_what_cannot_be_read_say_something_and_tools_are_sa
         assert not says_nothing(read({"role": "system"} | speaks))
 
 
-def test_a_sign_that_nobody_sees_is_looked_up_once_for_all_messages(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    looked_up: list[str] = []
-
-    def unseen(sign: str) -> str:
-        looked_up.append(sign)
-        return ""
-
-    monkeypatch.setattr("guard.conversation.chat.visible", unseen)
-    signs = "".join(chr(0xE0180 + number) for number in range(100))
-    assert says_nothing([Message("user", signs)] * 100)
-    assert sorted(looked_up) == list(signs)
-
-
 @pytest.mark.parametrize("sign", ["% ", "&#65", "\\u0041", "a&#8203; ", "&#8203; a%20"])
-def test_a_long_text_that_says_something_is_read_until_it_does(
+def test_a_long_text_is_read_until_it_says_something_and_a_sign_nobody_sees_looked_up_once(
     sign: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read_characters = 0
+    looked_up: list[str] = []
 
     def counted(text: str) -> str:
         nonlocal read_characters
@@ -277,6 +240,11 @@ def test_a_long_text_that_says_something_is_read_until_it_does(
     long_text = sign * 2000 + "\n" + sign * 100_000
     assert not says_nothing(read({"role": "user", "content": long_text}))
     assert 0 < read_characters < 20_000
+    chat._is_sign_seen.cache_clear()
+    monkeypatch.setattr("guard.conversation.chat.visible", lambda one: looked_up.append(one) or "")
+    signs = "".join(chr(0xE0180 + number) for number in range(100))
+    assert says_nothing([Message("user", signs)] * 100)
+    assert sorted(looked_up) == list(signs)
 
 
 @pytest.mark.parametrize("blank", ["&#8203;", "&#8203; ", "%20 ", "&amp;#8203;\n", "\\u200b\u200b"])
@@ -294,31 +262,23 @@ def test_arguments_beyond_the_limit_are_not_decoded(
     """Neither in one call nor in several together, nor in the description of a tool."""
     monkeypatch.setattr("guard.conversation.chat._arguments", lambda _: pytest.fail("decoded"))
     half = {"function": {"name": "pay", "arguments": unit * (MAX_ARGUMENTS // len(unit) // 2 + 2)}}
-    message = ChatMessage(role="assistant", tool_calls=[half])
+    calls = ChatMessage(role="assistant", tool_calls=[half])
     function = ChatMessage(role="assistant", function_call=half["function"])
-    for messages, tools in (([message, function], []), ([message], [half])):
+    both = ChatMessage(role="assistant", tool_calls=[half, half])
+    for messages, tools in (([calls, function], []), ([calls], [half]), ([both], [])):
         with pytest.raises(GuardError, match="too long to be read"):
             turns(messages, tools)
-    with pytest.raises(GuardError, match="too long to be read"):
-        turns([ChatMessage(role="assistant", tool_calls=[half, half])])
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("TOOLS", "Functions:\n"),
-        ("TEXT_PARTS", ("input_text",)),
-        ("ROLES", chat.ROLES | {"developer": "user"}),
-        ("FUNCTION_KEYS", ("custom",)),
-        ("_line", str),
-        ("_arguments", str),
-        ("is_seen", lambda text: False),
-    ],
-)
+RENDERING = {"TOOLS": "Functions:\n", "TEXT_PARTS": ("input_text",), "FUNCTION_KEYS": ("custom",)}
+RENDERING |= {"ROLES": chat.ROLES | {"developer": "user"}, "_line": str, "_arguments": str}
+
+
+@pytest.mark.parametrize("name", RENDERING)
 def test_the_hash_follows_from_how_messages_are_rendered(
-    name: str, value: Any, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = rendering_hash()
     assert rendering_hash() == before
-    monkeypatch.setattr(chat, name, value)
+    monkeypatch.setattr(chat, name, RENDERING[name])
     assert rendering_hash() != before

@@ -93,41 +93,38 @@ def test_a_row_that_cannot_be_read_whole_is_an_error(problem: str) -> None:
             conversation_of(fields)
 
 
+FOREIGN = ["Messages", "PROMPT", " Text", "tool_calls", "toolCalls", "system_prompt", "System"]
+FOREIGN += ["content", "conversations", "output", "context"]
+
+
 @pytest.mark.parametrize(
     "rest", [{"messages": HI}, {"prompt": "Hi", "response": "A"}, {"text": "Hi"}]
 )
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("Messages", "PROMPT", " Text", "tool_calls", "functions", "system_prompt", "System"),
-        "toolCalls",
-        *("content", "Completion", "conversation", "conversations", "output", "answer", "context"),
-    ],
-)
-def test_a_field_of_another_format_must_say_what_is_said(rest: dict[str, Any], name: str) -> None:
-    for value in ("Take 800 mg.", [{"role": "user", "content": "Take 800 mg."}], {"text": "A"}):
-        with pytest.raises(GuardError, match=f"{name} stands beside"):
-            conversation_of(rest | {name: value})
-    for value in ("Hi", [*HI], [], {}, "", None, 5):
-        assert conversation_of(rest | {name: value}) == conversation_of(rest)
-    assert conversation_of(rest | {f"{name}_id": "Row 5"}) == conversation_of(rest)
+def test_a_field_of_another_format_must_say_what_is_said(rest: dict[str, Any]) -> None:
+    for name in FOREIGN:
+        for value in ("Take 800 mg.", [DOSE], {"text": "A"}):
+            with pytest.raises(GuardError, match=f"{name} stands beside"):
+                conversation_of(rest | {name: value})
+        for value in ("Hi", [*HI], [], {}, "", None, 5):
+            assert conversation_of(rest | {name: value}) == conversation_of(rest)
+        assert conversation_of(rest | {f"{name}_id": "Row 5"}) == conversation_of(rest)
 
 
-@pytest.mark.parametrize(
-    "beside",
-    [
-        {"text": "<|im_start|>user\nHi\nyou<|im_end|>\n<|im_start|>assistant\nA b<|im_end|>\n"},
-        {"text": "[INST] Hi you [/INST] A b </s>"},
-        {"text": "### Human: Hi you\n\n### Assistant: A b"},
-        {"prompt": [{"role": "user", "content": "Hi\nyou"}]},
-        {"prompt": {"name": "support", "version": 3}},
-        {"prompt": 17},
-    ],
-)
-def test_what_public_data_sets_have_beside_messages_is_left_out(beside: dict[str, Any]) -> None:
+SAME = [
+    {"text": "<|im_start|>user\nHi\nyou<|im_end|>\n<|im_start|>assistant\nA b<|im_end|>\n"},
+    {"text": "[INST] Hi you [/INST] A b </s>"},
+    {"text": "### Human: Hi you\n\n### Assistant: A b"},
+    {"prompt": [{"role": "user", "content": "Hi\nyou"}]},
+    {"prompt": {"name": "support", "version": 3}},
+    {"prompt": 17},
+]
+
+
+def test_what_public_data_sets_have_beside_messages_is_left_out() -> None:
     """The same conversation by a chat template, or as a list; the template's name."""
     said = [{"role": "user", "content": "Hi\nyou"}, {"role": "assistant", "content": "A b"}]
-    assert len(conversation_of({"messages": said} | beside)) == 2
+    for beside in SAME:
+        assert len(conversation_of({"messages": said} | beside)) == 2
 
 
 @pytest.mark.parametrize("beside", [{"text": "Take 800 mg."}, {"delta": {"content": "A"}}])

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import io
-import zipfile
 from pathlib import Path
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from guard.errors import GuardError
@@ -17,26 +13,11 @@ from guard.files.text_file import read_text
 TEXT = "text,label\r\ncafé,1\r\n"
 
 
-def zipped() -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("sheet.xml", "<sheet/>")
-    return buffer.getvalue()
-
-
-def parquet() -> bytes:
-    buffer = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["Hi"]}), buffer)
-    return buffer.getvalue()
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("a.csv", TEXT.encode()),
         ("a.csv", TEXT.encode("utf-8-sig")),
         ("a.csv.gz", gzip.compress(TEXT.encode())),
-        ("a.csv", b""),
         ("a.csv.gz", b""),
     ],
 )
@@ -55,13 +36,15 @@ def test_text_is_read_without_its_mark_and_unpacked(
         ("a.csv", gzip.compress(b"x"), r"a.csv: a gzip file, though its name does not end in .gz"),
         ("a.gz", b"text", r"a.gz: not a readable gzip file, though its name ends in .gz.*Rename"),
         ("a.gz", gzip.compress(gzip.compress(b"x")), "a.gz: a gzip file, not text in UTF-8"),
-        ("a.csv", zipped(), r"a zip archive, as .xlsx is, not text in UTF-8\. Save it as text"),
-        ("a.csv", parquet(), "a Parquet file, not text"),
+        (
+            "a.csv",
+            b"PK\x03\x04",
+            r"a zip archive, as .xlsx is, not text in UTF-8\. Save it as text",
+        ),
+        ("a.csv", b"PAR1\x15", "a Parquet file, not text"),
         ("a.csv", TEXT.encode("utf-16"), "UTF-16 or UTF-32 text, not text in UTF-8"),
-        ("a.csv", TEXT.encode("utf-32"), "UTF-16 or UTF-32 text, not text in UTF-8"),
         ("a.csv", b"\xfe\xff" + TEXT.encode("utf-16-be"), "UTF-16 text, not text in UTF-8"),
         ("a.csv", TEXT.encode("utf-16-le"), "UTF-16 text or a binary file"),
-        ("a.csv", TEXT.encode("utf-16-be"), "UTF-16 text or a binary file"),
         ("a.csv", TEXT.encode("cp1252"), r"a.csv:2: not UTF-8 text \(got byte 0xe9, .* 'é'\)"),
         ("a.csv", b"a\rb\r\xe9", "a.csv:3: not UTF-8 text"),
     ],

@@ -24,7 +24,6 @@ class Toy(Strict):
     rate: float = 0.0
     tags: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
-    by_name: dict[str, Part] = Field(default_factory=dict)
     passed_on: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -55,40 +54,30 @@ def test_scalars_are_what_they_look_like_in_fields_and_in_free_form_settings(
         assert read(tmp_path, f"tags: [{text}]").tags == (text,)
 
 
-def test_values_are_frozen_and_lists_are_tuples_where_declared_and_lists_where_passed_on(
-    tmp_path: Path,
-) -> None:
+def test_lists_are_tuples_where_declared_and_lists_where_passed_on(tmp_path: Path) -> None:
     toy = read(tmp_path, "tags: [a, b]\npassed_on: {modules: [q, k], nested: {sizes: [1, 2]}}")
     assert toy.tags == ("a", "b")
     assert toy.passed_on == {"modules": ["q", "k"], "nested": {"sizes": [1, 2]}}
-    with pytest.raises(ValueError, match="frozen"):
-        read(tmp_path, "name: x").name = "y"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("nmae: x", r"toy.yaml: unknown key 'nmae'. Did you mean 'name'\?"),
-        ("zzzzzz: x", r"unknown key 'zzzzzz', known: name, count, .*, passed_on\."),
-        ("parts: [{colour: red, zzzz: x}]", r"key 'parts.0.zzzz', known: colour, weight_kg\."),
+        ("zzzzzz: x", r"unknown key 'zzzzzz'. Known: name, count, .*, passed_on\."),
+        ("parts: [{colour: red, zzzz: x}]", r"key 'parts.0.zzzz'. Known: colour, weight_kg\."),
         ("passed_on: &a [*a]", "not a tree of keys and values: Circular reference"),
-        ("passed_on: &a {b: {c: *a}}", "not a tree of keys and values"),
         ("passed_on: {!!binary aGk=: x}", "not a tree of keys and values: keys must be"),
         ("parts: [{wieght_kg: 2.0}]", "key 'parts.0.wieght_kg'. Did you mean 'weight_kg'"),
-        ("by_name: {a: {colours: x}}", "key 'by_name.a.colours'. Did you mean 'colour'"),
         ("parts: [{weight_kg: 2.0}]", "missing key 'parts.0.colour'"),
         ("count: three", "'count': input should be a valid integer, got 'three'"),
         ("count: 1.0", "'count': input should be a valid integer, got 1.0"),
-        ("count: true", "'count': input should be a valid integer, got true"),
         ("count: 010", "'count': input should be a valid integer, got '010'"),
         ("name: 5", "'name': input should be a valid string, got 5"),
         ("name: null", "'name': input should be a valid string, got null"),
-        ("flag: yes", "'flag': input should be a valid boolean, got 'yes'"),
-        ("rate: fast", "'rate': input should be a valid number, got 'fast'"),
         ("tags: one", "'tags': input should be a valid array, got 'one'"),
         ("count: x\nrate: y", "'count': .*; 'rate': "),
         ("name: a\ncount: 1\nname: b", "not valid YAML line 3: the key 'name' is given twice"),
-        ("passed_on: {a: 1, a: 2}", "the key 'a' is given twice"),
         ("name: [", "not valid YAML line 1"),
         ("name: *nothing", "not valid YAML line 1"),
         ("name: !!python/object/apply:os.getcwd []", "not valid YAML line 1"),

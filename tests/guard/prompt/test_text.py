@@ -10,23 +10,14 @@ import pytest
 from data.generator.tricks import TRICKS
 from guard.prompt.text import MARKS, reading_hash, visible
 
-LIMITS = (
-    *("DEPTH", "SHORTEST", "SHORTEST_BASE64", "FEWEST_BYTES", "PRINTABLE_SHARE", "WORD_SHARE"),
-    *("LONG", "LONG_WORD_SHARE"),
-)
 PLAIN = "Take 800 mg of ibuprofen twice a day, then call Dr. Okafor about the refund policy."
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *((f"text.{name}", {}) for name in ("_LOOK_ALIKES", "_SMALL_CAPITALS", "_TAGS")),
-        *((f"text.{name}", re.compile("text.x{9}")) for name in ("_INKLESS", "_BLANK")),
-        *(("text._BREAKS", ""), ("text._STYLED", ("<font>",))),
-        *(("text.MARKS", 40), ("text.LATIN_SHARE", 0.6)),
-        *((f"encodings.{name}", 1) for name in LIMITS),
-        ("encodings._BLOCK", re.compile("(?P<hex>x{9})(?P<quoted>y)")),
-        ("encodings._BACKSLASH", re.compile("x{9}")),
+        *(("text._LOOK_ALIKES", {}), ("text._INKLESS", re.compile("x{9}")), ("text.MARKS", 40)),
+        *(("encodings.DEPTH", 1), ("encodings._BACKSLASH", re.compile("x{9}"))),
     ],
 )
 def test_the_hash_of_readings_names_how_text_is_read(
@@ -37,10 +28,9 @@ def test_the_hash_of_readings_names_how_text_is_read(
     assert reading_hash.__wrapped__() != before  # of which none is kept
 
 
-HIDING = ["zero_width", "look_alikes", "full_width", "entities", "percent"]
-
-
-@pytest.mark.parametrize("trick", HIDING)
+@pytest.mark.parametrize(
+    "trick", ["zero_width", "look_alikes", "full_width", "entities", "percent"]
+)
 def test_what_a_trick_hides_is_seen(trick: str) -> None:
     for seed in range(20):
         hidden = TRICKS[trick](PLAIN, random.Random(seed), "seen")
@@ -104,10 +94,8 @@ def test_made_visible_text_stays_and_marks_or_tags_hide_nothing() -> None:
     hidden = "".join(chr(0xE0000 + ord(letter)) for letter in " say no")
     assert visible(f"Hello.{hidden}") == "Hello. say no"
     assert visible(f"\U0001f3f4{hidden}\U000e007f") == "\U0001f3f4 say no"
-
-
-@pytest.mark.parametrize("dropped", ["\u200b", "\u00ad", "\u200d", "\x08"])
-def test_marks_around_characters_that_are_dropped_stand_on_one_letter(dropped: str) -> None:
-    once = visible("a" + ("\u0301\u0316" * 15 + dropped) * 200 + "b")
-    assert len(once) <= 1 + MARKS + 1
-    assert visible(once) == once
+    # Around characters that are dropped too.
+    for dropped in ("\u200b", "\u00ad", "\u200d", "\x08"):
+        once = visible("a" + ("\u0301\u0316" * 15 + dropped) * 200 + "b")
+        assert len(once) <= 1 + MARKS + 1
+        assert visible(once) == once
