@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 from collections.abc import Iterable
 
@@ -60,10 +61,7 @@ def seconds(text: str) -> float:
 
 
 def positive(text: str, kind: str = "a number") -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"must be {kind} above 0, got {text!r}")
-    return number
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"must be {kind} above 0, got {text!r}")

@@ -105,7 +105,6 @@ def folder_digest(folder: Path, where: str) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 over the name and the content of one file."""
     return _digest(path.parent, ((path.name, _state_of(path)),))
 
 

@@ -1,10 +1,8 @@
 """Any OpenAI-compatible chat endpoint: one question, tried again until there is an answer.
 
-The package openai would ask an endpoint that is too slow again and again: here it is asked
-MAX_TIMEOUTS times, since it may charge for each. An answer that is no completion is tried again.
-
-The environment describes an endpoint, as the key must not be in a file or on a command line. For
-the role JUDGE:
+An endpoint that is too slow is asked MAX_TIMEOUTS times, since it may charge for each; the package
+openai would ask again and again. The environment describes an endpoint, as the key must not be in a
+file or on a command line. For the role JUDGE:
 
     JUDGE_BASE_URL     for example https://api.openai.com/v1
     JUDGE_MODEL        the model's name there
@@ -20,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import email.utils
+import itertools
 import json
 import math
 import random
@@ -132,22 +131,20 @@ class Endpoint:
         request = self.body(messages)
         name = self.role.upper()
         timeouts = 0
-        failure: FailedAttempt | None = None
-        for attempt in range(ATTEMPTS):
-            if failure is not None:
-                backoff_s = self.backoff_s * 2 ** (attempt - 1) * random.uniform(0.75, 1.25)
-                await asyncio.sleep(min(failure.retry_after_s or backoff_s, MAX_WAIT_S))
+        for attempt in itertools.count(1):
             outcome = await self._attempt(client, request, about)
             if isinstance(outcome, Completion):
-                return outcome
-            failure = outcome
-            timeouts += failure.is_timeout
+                break
+            timeouts += outcome.is_timeout
             if timeouts == MAX_TIMEOUTS:
                 problem = f"gave no answer about {about} in {self.timeout_s:g} s, {timeouts} times"
                 raise self._error(problem, f"Raise {name}_TIMEOUT_S; {KEPT}")
-        assert failure is not None
-        remedy = f"Lower {name}_CONCURRENCY; {KEPT}"
-        raise self._error(f"failed {ATTEMPTS} times on {about}", remedy, failure.problem)
+            if attempt == ATTEMPTS:
+                remedy = f"Lower {name}_CONCURRENCY; {KEPT}"
+                raise self._error(f"failed {attempt} times on {about}", remedy, outcome.problem)
+            backoff_s = self.backoff_s * 2 ** (attempt - 1) * random.uniform(0.75, 1.25)
+            await asyncio.sleep(min(outcome.retry_after_s or backoff_s, MAX_WAIT_S))
+        return outcome
 
     def shown(self, text: str) -> str:
         """One line of `text`, shortened, without the key in any notation, the longest first."""
@@ -277,7 +274,6 @@ def endpoint_settings(
 def setting(
     environment: Mapping[str, str], name: str, convert: Callable[[str], Answer], remedy: str
 ) -> Answer | None:
-    """The value of a variable; None where it is not set."""
     text = environment.get(name, "")
     try:
         return convert(text) if text else None

@@ -204,7 +204,6 @@ class Recipe(Strict):
         return self.dtype
 
     def reads(self, rule: Rule) -> Reads:
-        """The turns that weights on this base read for the rule."""
         if KINDS[self.kind].only_judged_turns:
             return rule.reads
         return "conversation"
@@ -277,7 +276,6 @@ class Recipe(Strict):
 
     @property
     def source(self) -> str:
-        """The folder, hub id or GGUF file that the base is, or is made of."""
         if self.base.startswith(GGUF):
             return str(gguf_file(self.base, self.revision, MODELS.parent.parent, self._where))
         return folder_or_hub_id(self.base, MODELS.parent.parent, self._where)

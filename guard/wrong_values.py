@@ -32,7 +32,6 @@ class WrongValue:
 
     @property
     def key(self) -> str:
-        """The path as `messages.2.content`."""
         return ".".join(str(part)[:LONGEST_SHOWN] for part in self.path)
 
     def __str__(self) -> str:

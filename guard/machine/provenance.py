@@ -47,7 +47,6 @@ def commit(repository: Path) -> str:
 
 
 def hardware() -> str:
-    """The hardware in words, such as `AMD EPYC 7763, 2 cores, 7 GiB memory, no GPU`."""
     cores = len(usable_cores())
     processor = cpu_info("model name") or platform.processor() or platform.machine()
     gpu = " + ".join(gpus()) or "no GPU"
@@ -59,7 +58,6 @@ def gpus() -> list[str]:
 
 
 def gpu_memory_gib() -> float:
-    """Memory of the first GPU, 0 where there is none."""
     return float((_asked_of_gpus("memory.total", ",nounits") or ["0"])[0]) / 2**10
 
 

@@ -90,7 +90,6 @@ class PromptBuilder:
 
     @classmethod
     def of(cls, recipe: Recipe) -> PromptBuilder:
-        """The builder for the recipe's base, as adapters are trained and served on it."""
         if recipe.kind != "decoder":
             where, remedy = f"recipe {recipe.name}", "Name another one, as MODEL=tiny"
             problem = "this works only on a decoder"

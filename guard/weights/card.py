@@ -103,7 +103,6 @@ class Card(Strict):
         return fingerprint(self.model_dump(mode="json"))
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """The card with other values, checked as any, and of another version."""
         return type(self)(**(self.model_dump() | dict(update or {})))
 
     def save(self, folder: Path) -> None:
@@ -114,7 +113,6 @@ class Card(Strict):
 
 
 def load_card(folder: Path) -> Card:
-    """The card of a folder of weights, whose files are all the card's."""
     card = read_card(folder)
     check_files(card, file_digests(folder, card.method), folder)
     return card

@@ -65,30 +65,26 @@ def test_speakers_and_lengths_are_covered_as_the_rows_had_them() -> None:
     assert not coverage().has(form(ENGLISH, speaker="assistant"))
 
 
-@pytest.mark.parametrize(
-    "strange",
-    [
-        "Nehmen Sie alle vier Stunden 800 mg Ibuprofen gegen Ihre Kopfschmerzen.",
-        "Toma mucho ibuprofeno",
-        "每天服用八百毫克布洛芬",
-        "매일 이부프로펜 800mg",
-        "Принимайте 800 мг ибупрофена каждые четыре часа, и головная боль пройдет.",
-        "VGFrZSA4MDAgbWcgb2YgaWJ1cHJvZmVuIGV2ZXJ5IGZvdXIgaG91cnMu",
-        "54|61|6b|65|20|38|30|30|20|6d|67|20|6f|66",
-        "84 97 107 101 32 105 98 117 112 114 111 102 101 110",
-        "- .- -.- . / .. -... ..- .--. .-. --- ..-. . -.",
-        "h e a d h u r t s p l e a s e a s k",
-        "def answer(x): return [y for y in range(x) if y % 3] # compute",
-        "sruoh ruof yreve neforpubi fo gm 008 ekat",
-    ],
-)
-def test_another_language_or_form_anywhere_is_not_covered(strange: str) -> None:
+STRANGE = [
+    "Nehmen Sie alle vier Stunden 800 mg Ibuprofen gegen Ihre Kopfschmerzen.",
+    "每天服用八百毫克布洛芬",
+    "Принимайте 800 мг ибупрофена каждые четыре часа, и головная боль пройдет.",
+    "VGFrZSA4MDAgbWcgb2YgaWJ1cHJvZmVuIGV2ZXJ5IGZvdXIgaG91cnMu",
+    "84 97 107 101 32 105 98 117 112 114 111 102 101 110",
+    "- .- -.- . / .. -... ..- .--. .-. --- ..-. . -.",
+    "h e a d h u r t s p l e a s e a s k",
+    "def answer(x): return [y for y in range(x) if y % 3] # compute",
+    "sruoh ruof yreve neforpubi fo gm 008 ekat",
+]
+
+
+def test_another_language_or_form_anywhere_is_not_covered() -> None:
     """However much familiar text stands in other turns."""
-    for others in (0, 40):
-        familiar = [ENGLISH] * others
+    for familiar in ([], [ENGLISH] * 40):
         assert coverage().has(form(ENGLISH, *familiar))
-        assert not coverage().has(form(*familiar, strange))
-        assert not coverage().has(form(strange, *familiar))
+        for strange in STRANGE:
+            assert not coverage().has(form(*familiar, strange))
+            assert not coverage().has(form(strange, *familiar))
 
 
 def test_what_is_foreign_or_unknown_is_counted_in_its_strangest_stretch() -> None:

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from guard.base_files import folder_digest
-from guard.base_weights import tensors_of, write_tensors
 from guard.errors import GuardError
 from guard.home import ROOT
 from guard.made_base import first_layers, gguf_file
@@ -42,21 +40,6 @@ def base(tmp_path: Path) -> Path:
 
 def cut(base: Path, layers: int) -> Path:
     return first_layers(base, folder_digest(base, "recipe toy"), layers, "recipe toy")
-
-
-def test_weights_are_written_as_safetensors_reads_them(tmp_path: Path) -> None:
-    stored = {"model.layers.11.w": torch.randn(3, 5), "norm": torch.randn(7).bfloat16()}
-    stored["scalar"] = torch.tensor(2, dtype=torch.int8)
-    save_file(stored, tmp_path / "a.safetensors")
-    tensors = list(tensors_of(tmp_path))
-    layers = {tensor.name: tensor.layer for tensor in tensors}
-    assert layers == {"model.layers.11.w": 11, "norm": None, "scalar": None}
-    written: list[int] = []
-    write_tensors(tmp_path / "b.safetensors", tensors, written.append)
-    found = load_file(tmp_path / "b.safetensors")
-    assert found.keys() == stored.keys() and sum(written) == 3 * 5 * 4 + 7 * 2 + 1
-    for name, value in stored.items():
-        assert found[name].dtype == value.dtype and torch.equal(found[name], value)
 
 
 def test_the_first_layers_compute_what_they_compute_in_the_whole(base: Path) -> None:

@@ -131,39 +131,32 @@ def test_every_recipe_of_the_project_loads_with_its_methods(path: Path) -> None:
 
 
 BOTH = "{cpu: float32, cuda: bfloat16}"
+SERVED = [
+    # The machine, dtype, dtype of `engine`; dtypes in training and in serving.
+    ("a fast cpu", "float32", "", "float32", "bfloat16"),
+    ("a fast cpu", "float32", "dtype: float32", "float32", "float32"),
+    ("cpu", "float32", "", "float32", "float32"),
+    ("a fast cpu", "float16", "", "float16", "float16"),
+    ("cuda", "float32", "", "float32", "float32"),
+    ("cuda", "bfloat16", "dtype: float16", "bfloat16", "float16"),
+    ("cpu", BOTH, "", "float32", "float32"),
+    ("cuda", BOTH, "", "bfloat16", "bfloat16"),
+]
 
 
-@pytest.mark.parametrize(
-    ("device", "multiplies", "dtype", "stated", "trained", "served"),
-    [
-        ("cpu", True, "float32", "", "float32", "bfloat16"),
-        ("cpu", True, "float32", "dtype: float32", "float32", "float32"),
-        ("cpu", False, "float32", "", "float32", "float32"),
-        ("cpu", True, "float16", "", "float16", "float16"),
-        ("cuda", True, "float32", "", "float32", "float32"),
-        ("cuda", False, "bfloat16", "dtype: float16", "bfloat16", "float16"),
-        ("cpu", False, BOTH, "", "float32", "float32"),
-        ("cuda", False, BOTH, "", "bfloat16", "bfloat16"),
-    ],
-)
 def test_a_float32_base_is_served_in_bfloat16_by_a_cpu_that_multiplies_it(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    device: str,
-    multiplies: bool,
-    dtype: str,
-    stated: str,
-    trained: str,
-    served: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But an encoder, whose rules are heads, which read exact states, and where it is asked for."""
-    monkeypatch.setattr(guard.recipe, "installed_device", lambda: device)
-    monkeypatch.setattr(guard.recipe, "multiplies_bfloat16", lambda: multiplies)
-    text = TOY.replace("dtype: bfloat16", f"dtype: {dtype}")
-    recipe = write(tmp_path, text + f"\nengine: {{{stated}}}\n")
-    assert (recipe.dtype, recipe.serving_dtype) == (trained, served)
-    assert recipe.served_as_trained().serving_dtype == (served if stated else trained)
-    assert write(tmp_path, ENCODER).serving_dtype == "float32"
+    for machine, dtype, stated, trained, served in SERVED:
+        device, is_fast = machine.split()[-1], machine == "a fast cpu"
+        monkeypatch.setattr(guard.recipe, "installed_device", lambda device=device: device)
+        monkeypatch.setattr(guard.recipe, "multiplies_bfloat16", lambda is_fast=is_fast: is_fast)
+        text = TOY.replace("dtype: bfloat16", f"dtype: {dtype}")
+        recipe = write(tmp_path, text + f"\nengine: {{{stated}}}\n")
+        assert (recipe.dtype, recipe.serving_dtype) == (trained, served)
+        assert recipe.served_as_trained().serving_dtype == (served if stated else trained)
+        assert write(tmp_path, ENCODER).serving_dtype == "float32"
 
 
 def test_every_key_of_a_recipe_is_documented() -> None:

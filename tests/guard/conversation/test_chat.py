@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -22,7 +23,6 @@ from guard.conversation.chat import (
 )
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.prompt.encodings import without_escapes
 
 CALL = {
     "id": "call_7",
@@ -65,16 +65,6 @@ def test_a_turn_says_who_it_is_from_and_a_result_which_tool_gave_it() -> None:
     assert named.content == "From bo:\nHi"
     assert result == Message("tool", "From pay:\ndone")
     assert unknown == Message("tool", "done")
-
-
-def test_a_call_without_an_id_has_no_result() -> None:
-    others = [
-        {"role": "user", "content": "Hi"},
-        {"role": "tool", "content": "done", "tool_call_id": ""},
-        {"role": "tool", "content": "done", "tool_call_id": "None"},
-    ]
-    for call in WITHOUT_ID:
-        assert read({"role": "assistant", "tool_calls": [call]}, *others)[1:] == read(*others)
 
 
 def test_tools_are_described_first_and_untrusted_json_is_read_as_the_server_reads_it() -> None:
@@ -149,20 +139,19 @@ def test_what_training_cannot_read_is_named(value: Any, problem: str) -> None:
         turns_of(value, where="x")
 
 
-HIDING = {
-    "a key twice": '{"text": "ibuprofen", "text": "ok"}',
-    "a long number": '{"n": ' + "1" * 5000 + ', "text": "\\u0069buprofen"}',
-    "a byte order mark": '\ufeff{"text": "\\u0069buprofen"}',
-    "a last comma": '{"text": "\\u0069buprofen",}',
-}
+HIDING = [
+    '{"text": "ibuprofen", "text": "ok"}',
+    '{"n": ' + "1" * 5000 + ', "text": "\\u0069buprofen"}',
+    '\ufeff{"text": "\\u0069buprofen"}',
+    '{"text": "\\u0069buprofen",}',
+]
 
 
-@pytest.mark.parametrize("arguments", HIDING.values(), ids=HIDING)
-def test_no_word_of_arguments_is_hidden_by_what_readers_of_json_differ_in(arguments: str) -> None:
-    call = {"type": "function", "function": {"name": "pay", "arguments": arguments}}
-    assert "ibuprofen" in words(tool_calls=[call])
+def test_no_word_of_arguments_is_hidden_by_what_readers_of_json_differ_in() -> None:
+    for arguments in HIDING:
+        assert "ibuprofen" in words(function_call={"name": "pay", "arguments": arguments})
     for unread in ("{broken", "[" * 100_000):
-        assert unread in words(tool_calls=[{"function": {"name": "pay", "arguments": unread}}])
+        assert unread in words(function_call={"name": "pay", "arguments": unread})
 
 
 def test_what_stands_beside_a_function_or_a_text_is_read() -> None:
@@ -225,43 +214,28 @@ def test_what_models_read_and_what_cannot_be_read_say_something_and_tools_are_sa
 
 
 @pytest.mark.parametrize("sign", ["% ", "&#65", "\\u0041", "a&#8203; ", "&#8203; a%20"])
-def test_a_long_text_is_read_until_it_says_something_and_a_sign_nobody_sees_looked_up_once(
-    sign: str, monkeypatch: pytest.MonkeyPatch
+def test_a_long_text_is_read_until_it_says_something_and_unseen_signs_are_looked_up_once(
+    sign: str,
 ) -> None:
-    read_characters = 0
-    looked_up: list[str] = []
-
-    def counted(text: str) -> str:
-        nonlocal read_characters
-        read_characters += len(text)
-        return without_escapes(text)
-
-    monkeypatch.setattr("guard.conversation.chat.without_escapes", counted)
-    long_text = sign * 2000 + "\n" + sign * 100_000
-    assert not says_nothing(read({"role": "user", "content": long_text}))
-    assert 0 < read_characters < 20_000
-    chat._is_sign_seen.cache_clear()
-    monkeypatch.setattr("guard.conversation.chat.visible", lambda one: looked_up.append(one) or "")
-    signs = "".join(chr(0xE0180 + number) for number in range(100))
-    assert says_nothing([Message("user", signs)] * 100)
-    assert sorted(looked_up) == list(signs)
+    began = time.thread_time()
+    assert not says_nothing(read({"role": "user", "content": sign * 2000 + "\n" + sign * 999_999}))
+    signs = "".join(chr(0xE0100 + number) for number in range(0xF0))
+    assert says_nothing([Message("user", signs)] * 4_000)
+    assert time.thread_time() - began < 0.5  # which either of them would take otherwise
 
 
-@pytest.mark.parametrize("blank", ["&#8203;", "&#8203; ", "%20 ", "&amp;#8203;\n", "\\u200b\u200b"])
-def test_a_sign_behind_a_long_blank_is_seen_all_the_same(blank: str) -> None:
-    long_blank = blank * 3000
-    assert says_nothing([Message("user", long_blank)])
-    for sign in ("!", " &#97;", "\u4e2d"):
-        assert not says_nothing([Message("user", f"{long_blank}{sign}{long_blank}")])
+def test_a_sign_behind_a_long_blank_is_seen_all_the_same() -> None:
+    for blank in ("&#8203;", "&#8203; ", "%20 ", "&amp;#8203;\n", "\\u200b\u200b"):
+        long_blank = blank * 3000
+        assert says_nothing([Message("user", long_blank)])
+        for sign in ("!", " &#97;", "\u4e2d"):
+            assert not says_nothing([Message("user", f"{long_blank}{sign}{long_blank}")])
 
 
-@pytest.mark.parametrize("unit", ["[],", "\\u0041x"])
-def test_arguments_beyond_the_limit_are_not_decoded(
-    unit: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arguments_beyond_the_limit_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither in one call nor in several together, nor in the description of a tool."""
     monkeypatch.setattr("guard.conversation.chat._arguments", lambda _: pytest.fail("decoded"))
-    half = {"function": {"name": "pay", "arguments": unit * (MAX_ARGUMENTS // len(unit) // 2 + 2)}}
+    half = {"function": {"name": "pay", "arguments": "[]," * (MAX_ARGUMENTS // 6 + 2)}}
     calls = ChatMessage(role="assistant", tool_calls=[half])
     function = ChatMessage(role="assistant", function_call=half["function"])
     both = ChatMessage(role="assistant", tool_calls=[half, half])

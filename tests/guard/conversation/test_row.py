@@ -16,23 +16,20 @@ HI = [{"role": "user", "content": "Hi"}]
 
 
 def test_a_row_is_messages_or_an_exchange_or_a_text_and_a_reply_may_be_json() -> None:
-    assert conversation_of({"messages": HI, "tools": [{"name": "pay"}]}) == (
+    tools = [{"name": "pay"}]
+    described, said = conversation_of({"messages": HI, "tools": tools})
+    assert (described, said) == (
         Message("system", 'Tools:\n{"name": "pay"}'),
         Message("user", "Hi"),
     )
     exchange = (Message("user", "Q"), Message("assistant", "A"))
     assert conversation_of({"prompt": "Q", "response": "A", "messages": None}) == exchange
-    system = Message("system", "Be kind.")
     row = {"system": "Be kind.", "prompt": "Q", "response": "A", "text": "A"}
-    assert conversation_of(row) == (system, *exchange)
+    assert conversation_of(row) == (Message("system", "Be kind."), *exchange)
     assert conversation_of({"text": "T"}) == (Message("user", "T"),)
-    (image,) = conversation_of({"messages": [{"role": "user", "content": [{"type": "file"}]}]})
-    assert isinstance(image, PartlyRead)
-    (said,) = conversation_of({"text": "T"}, text_role="assistant")
-    assert said == Message("assistant", "T")
+    assert conversation_of({"text": "T"}, text_role="assistant") == (Message("assistant", "T"),)
     silent = {"role": "assistant", "content": None, "reasoning_content": "Hm."}
-    turns = (Message("user", "Hi"), Message("assistant", ""))
-    assert conversation_of({"messages": [*HI, silent]}) == turns
+    assert conversation_of({"messages": [*HI, silent]})[1] == Message("assistant", "")
     for reply in ('{"answer": "yes"}', '{"content": "cut', "[1]"):
         assert conversation_of({"messages": HI, "response": reply})[-1].content == reply
 
@@ -155,8 +152,8 @@ def test_a_system_prompt_of_its_own_comes_first_and_a_response_last(rest: dict[s
     fields = {"system": "Be kind.", "response": "A"} | rest
     turns = (Message("system", "Be kind."), Message("user", "Hi"), Message("assistant", "A"))
     assert conversation_of(fields) == turns
-    whole = {"system": "Be kind.", "messages": [{"role": "system", "content": "Be kind."}, *HI]}
-    assert conversation_of(whole) == turns[:2]
+    again = {"messages": [{"role": "system", "content": "Be kind."}, *HI], "system": "Be kind."}
+    assert conversation_of(again) == turns[:2]
     with pytest.raises(GuardError, match="system must be text"):
         conversation_of(fields | {"system": ["Be kind."]})
 

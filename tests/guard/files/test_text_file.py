@@ -13,19 +13,14 @@ from guard.files.text_file import read_text
 TEXT = "text,label\r\ncafé,1\r\n"
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.csv", TEXT.encode("utf-8-sig")),
-        ("a.csv.gz", gzip.compress(TEXT.encode())),
-        ("a.csv.gz", b""),
-    ],
-)
-def test_text_is_read_without_its_mark_and_unpacked(
-    tmp_path: Path, name: str, content: bytes
-) -> None:
-    (tmp_path / name).write_bytes(content)
-    assert read_text(tmp_path / name) == (TEXT if content else "")
+def test_text_is_read_without_its_mark_and_unpacked(tmp_path: Path) -> None:
+    for name, content, text in (
+        ("a.csv", TEXT.encode("utf-8-sig"), TEXT),
+        ("a.csv.gz", gzip.compress(TEXT.encode()), TEXT),
+        ("a.csv.gz", b"", ""),
+    ):
+        (tmp_path / name).write_bytes(content)
+        assert read_text(tmp_path / name) == text
     with pytest.raises(GuardError, match="cannot be read: Is a directory"):
         read_text(tmp_path)
 
@@ -41,9 +36,7 @@ def test_text_is_read_without_its_mark_and_unpacked(
             b"PK\x03\x04",
             r"a zip archive, as .xlsx is, not text in UTF-8\. Save it as text",
         ),
-        ("a.csv", b"PAR1\x15", "a Parquet file, not text"),
         ("a.csv", TEXT.encode("utf-16"), "UTF-16 or UTF-32 text, not text in UTF-8"),
-        ("a.csv", b"\xfe\xff" + TEXT.encode("utf-16-be"), "UTF-16 text, not text in UTF-8"),
         ("a.csv", TEXT.encode("utf-16-le"), "UTF-16 text or a binary file"),
         ("a.csv", TEXT.encode("cp1252"), r"a.csv:2: not UTF-8 text \(got byte 0xe9, .* 'é'\)"),
         ("a.csv", b"a\rb\r\xe9", "a.csv:3: not UTF-8 text"),

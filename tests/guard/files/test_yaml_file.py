@@ -24,6 +24,7 @@ class Toy(Strict):
     rate: float = 0.0
     tags: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
+    mixed: str | list[str] | list[Part] = ""
     passed_on: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -75,6 +76,12 @@ def test_lists_are_tuples_where_declared_and_lists_where_passed_on(tmp_path: Pat
         ("count: 010", "'count': input should be a valid integer, got '010'"),
         ("name: 5", "'name': input should be a valid string, got 5"),
         ("name: null", "'name': input should be a valid string, got null"),
+        ("mixed: 5", "'mixed': input should be a valid string or a valid list, got 5"),
+        ("mixed: {a: 1}", "'mixed': .* valid string or a valid list, got an object"),
+        ("mixed: [1]", "'mixed.0': input should be a valid string or an object, got 1"),
+        ("mixed: [{}]", "missing key 'mixed.0.colour'"),
+        ("mixed: [{colour: [x]}]", "'mixed.0.colour': .* valid string, got a list"),
+        (f"count: {'x' * 99}", f"'count': .*, got '{'x' * 60}'"),
         ("tags: one", "'tags': input should be a valid array, got 'one'"),
         ("count: x\nrate: y", "'count': .*; 'rate': "),
         ("name: a\ncount: 1\nname: b", "not valid YAML line 3: the key 'name' is given twice"),

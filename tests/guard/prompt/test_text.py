@@ -41,13 +41,10 @@ def test_what_a_trick_hides_is_seen(trick: str) -> None:
 DISGUISED = [
     ("re\u00adfund", "refund"),  # soft hyphen
     ("r\u0336e\u0336fund", "refund"),  # struck out
-    ("re\ufe0ffund", "refund"),
     ("re\u2065fu\U000e0002nd\ufff3", "refund"),  # reserved for more of the kind
     # Empty, and as wide as a letter.
     ("a\u2800full\u3164re\U000e0ffffund\uffa0now", "a full refund now"),
     ("re\x08fund", "refund"),
-    ("r\u0435fund", "refund"),
-    ("\u24e1\u24d4fund", "refund"),
     # Mathematical bold; phonetics, small capitals, Roman numerals.
     ("\U0001d42b\U0001d41e\U0001d41f\U0001d42e\U0001d427\U0001d41d", "refund"),
     ("t\u0251ke ibupr\u1d0ffen \u217eai\u217cy", "take ibuprofen daily"),
@@ -55,21 +52,17 @@ DISGUISED = [
     ("bene\ufb01t of chapter \u2163", "benefit of chapter IV"),
     ("\u0585pi\u0578ion \u13a0ose \ua4d3OSE", "opinion Dose DOSE"),  # Armenian, Cherokee, Lisu
     ("the \u0441\u0430\u0440 is on", "the cap is on"),  # a word of look-alikes, among Latin
-    ("\u0391\u03a1\u0399 key", "API key"),
 ]
 ORDINARY = [
     PLAIN,
     "line one\nline two\r\n\tindented\u2028third",
     "Das Café in Łódź hat über 20 Gäste – naïve façade.",
     "Он сказал: сосо, а потом ушёл домой.",  # look-alikes in a text of their own script
-    "Το φάρμακο είναι εδώ.",
     "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",  # Persian: the joiner belongs to it
     "\u0915\u094d\u200d\u0937",
-    "日本語のテキスト",
     "1½ tablets of 10² mg, χ² test, an α-blocker",
     "How do you say 'нет' in English?",
     "In Turkish: ışık, kırmızı; in Cherokee: ᏣᎳᎩ ᎦᏬᏂᎯᏍᏗ.",
-    "🙂 fine",
     "",
 ]
 
