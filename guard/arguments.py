@@ -31,9 +31,7 @@ def whole_numbers(text: str) -> tuple[int, ...]:
 
 
 def comma_separated(text: str, kind: str) -> list[str]:
-    """The names in a list, each once, in order. GuardError if there is none; `kind` is what they
-    name.
-    """
+    """The names of this `kind` in a list, each once, in order. GuardError if there is none."""
     names = [name.strip() for name in text.split(",")]
     names = [name for name in dict.fromkeys(names) if name]
     if not names:

@@ -127,8 +127,8 @@ def _probabilities(x: np.ndarray, temperature: float, bias: float) -> np.ndarray
 
 
 def _cut_at_fpr(x: np.ndarray, y: np.ndarray, max_fpr: float) -> float:
-    """The highest logit with the best recall that flags at most `max_fpr` of the allowed rows;
-    where all of these flag none, the lowest of them.
+    """The highest logit with the best recall of those that flag at most `max_fpr` of the allowed
+    rows; where all of these flag none, the lowest of them.
     """
     allowed = np.sort(x[y == 0])[::-1]
     check_rows_for_rate(len(allowed), max_fpr)

@@ -22,9 +22,7 @@ def check_rows_for_rate(allowed: int, max_fpr: float | None, *, where: object = 
 def own_rows_decide(
     labels: Sequence[int], is_generated: Sequence[bool], max_fpr: float | None
 ) -> bool:
-    """Whether the own validation rows alone decide, as deployed traffic is like these: if there are
-    both sorts, and enough own ones.
-    """
+    """Whether own rows alone decide, which deployed traffic is like: if there are enough."""
     rows = zip(labels, is_generated, strict=True)
     own_labels = [label for label, generated in rows if not generated]
     violating = sum(own_labels)

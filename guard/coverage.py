@@ -54,9 +54,7 @@ class ConversationForm:
         return max(self.longest_turns.values(), default=0) > LONG_TURN
 
     def unknown_share(self, words: Field8, letters: frozenset[str]) -> float:
-        """The largest share of a stretch that no word of the packed field `words` has; letters
-        other than `letters` count more.
-        """
+        """The largest share of a stretch in no known word; letters beyond `letters` count more."""
         tokens = self._tokens
         if not len(tokens.hashes):
             return 0.0
@@ -91,9 +89,7 @@ class ConversationForm:
 
 
 class _Tokens(NamedTuple):
-    """Arrays over tokens, and over stretches: the first token of each, the one behind its last, its
-    size.
-    """
+    """Arrays over tokens, and over stretches as `_stretches` gives them."""
 
     hashes: Numbers
     is_word: Numbers
@@ -123,9 +119,7 @@ class Coverage(Strict):
     sure_logit_long: float | None = Field(allow_inf_nan=False)
 
     def has(self, form: ConversationForm) -> bool:
-        """Whether a conversation is like the validation rows. Words last: of a long text they take
-        a while.
-        """
+        """Whether a conversation is like the validation rows; words, which take a while, last."""
         if form.turns > self.turns or form.characters > self.characters:
             return False
         if not form.longest_turns.keys() >= set(self.speakers):
@@ -173,9 +167,7 @@ def unpacked_words(words: str) -> Field8:
 
 
 def tokens_of(text: str) -> list[str]:
-    """The words and signs of a text in lower case, as a reader sees it. What ASCII encodes is not
-    read.
-    """
+    """The words and signs of a text in lower case, as a reader sees it; encoded ASCII stays."""
     if not text.isascii():
         text = visible(text)
     return TOKEN.findall(text.lower())
@@ -191,11 +183,9 @@ def word_hash(word: str) -> int:
 
 
 def _stretches(characters: Numbers, turns: Sequence[int]) -> tuple[Numbers, Numbers, Numbers]:
-    """The first token of each stretch, the one behind its last, and its characters. `turns` are the
-    numbers of the turns' first tokens.
-
-    A stretch is the shortest that ends in a token and has STRETCH characters, or a whole shorter
-    turn.
+    """The first token of each stretch, the one behind its last, and its characters, of turns that
+    begin with these tokens. A stretch is the shortest that ends in a token and has STRETCH
+    characters, or a whole shorter turn.
     """
     sums = np.cumsum(characters)
     tokens = np.arange(len(characters))

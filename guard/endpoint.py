@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import email.utils
-import itertools
 import json
 import math
 import random
@@ -65,22 +64,17 @@ class Completion:
 
 @dataclass(frozen=True)
 class FailedAttempt:
-    """An attempt without an answer after which another one is worth while.
-
-    `retry_after_s`: how long the endpoint asks to wait, None where it does not say.
-    """
+    """An attempt without an answer after which another one is worth while."""
 
     problem: str
     is_timeout: bool = False
-    retry_after_s: float | None = None
+    retry_after_s: float | None = None  # how long the endpoint asks to wait, if it says so
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where to ask, and how.
-
-    `backoff_s` is the first wait and doubles. `role` names the endpoint in errors, and in capitals
-    in its settings.
+    """Where to ask, and how. `backoff_s` is the first wait and doubles. `role` names the endpoint
+    in errors, and in capitals in its settings.
     """
 
     base_url: str
@@ -123,18 +117,17 @@ class Endpoint:
     async def complete(
         self, client: httpx.AsyncClient, messages: Sequence[Mapping[str, str]], about: str
     ) -> Completion:
-        """The answer to one question; `about` names its subject in errors.
-
-        A text that the endpoint will not take comes back as refused. Raises GuardError when it
-        refuses key or model, or keeps failing.
+        """The answer to one question, or its refusal; `about` names its subject in errors. Raises
+        GuardError when the endpoint refuses key or model, or keeps failing.
         """
         request = self.body(messages)
         name = self.role.upper()
-        timeouts = 0
-        for attempt in itertools.count(1):
+        attempt, timeouts = 0, 0
+        while True:
+            attempt += 1
             outcome = await self._attempt(client, request, about)
             if isinstance(outcome, Completion):
-                break
+                return outcome
             timeouts += outcome.is_timeout
             if timeouts == MAX_TIMEOUTS:
                 problem = f"gave no answer about {about} in {self.timeout_s:g} s, {timeouts} times"
@@ -144,7 +137,6 @@ class Endpoint:
                 raise self._error(f"failed {attempt} times on {about}", remedy, outcome.problem)
             backoff_s = self.backoff_s * 2 ** (attempt - 1) * random.uniform(0.75, 1.25)
             await asyncio.sleep(min(outcome.retry_after_s or backoff_s, MAX_WAIT_S))
-        return outcome
 
     def shown(self, text: str) -> str:
         """One line of `text`, shortened, without the key in any notation, the longest first."""
@@ -249,9 +241,7 @@ async def finished(paying: asyncio.Task[Answer], timeout_s: float) -> Answer:
 def endpoint_settings(
     environment: Mapping[str, str], role: str, otherwise: str
 ) -> dict[str, Any] | None:
-    """The arguments of an Endpoint from the variables of `role`; None without any. `otherwise` says
-    in an error what happens without.
-    """
+    """The arguments of an Endpoint by the variables of `role`, or None, and then `otherwise`."""
     prefix = role.upper()
     base_url = environment.get(f"{prefix}_BASE_URL", "").rstrip("/")
     model = environment.get(f"{prefix}_MODEL", "")

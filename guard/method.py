@@ -1,6 +1,4 @@
-"""How a rule's examples become weights, by name. A recipe lists under `methods` which of them it
-uses; what a stage does for a method stands in that stage's own table.
-"""
+"""How a rule's examples become weights, by name. Stages have tables of what they do for each."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""How to train and serve on one base model: `recipes/models/<name>.yaml`. What each key means
-stands in docs/recipes.md.
-"""
+"""How to train and serve on one base: `recipes/models/<name>.yaml`, all keys in docs/recipes.md."""
 
 from __future__ import annotations
 
@@ -189,11 +187,9 @@ class Recipe(Strict):
 
     @property
     def serving_dtype(self) -> Dtype:
-        """The dtype of the base and its adapters in serving: `dtype`, unless `engine` names
-        another.
-
-        A float32 base is served in bfloat16 on a CPU that multiplies it: about twice as fast, for
-        logits that are off by thousandths of a nat in the median (docs/results/speed.md).
+        """Of the base and its adapters: `dtype`, unless `engine` names another. A float32 base is
+        served in bfloat16 on a CPU that multiplies it: twice as fast, for logits that are off by
+        thousandths of a nat in the median (docs/results/speed.md).
         """
         stated: Dtype | None = self.engine.get("dtype")
         if stated is not None:

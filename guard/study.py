@@ -1,6 +1,5 @@
 """A study: a rule trained on several sets of rows and tested on the same rows, to compare them.
-Each of its points is a folder laid out as `runs/` is, so every stage does there what it does in
-`runs/`.
+Each of its points is a folder laid out as `runs/` is.
 """
 
 from __future__ import annotations
@@ -28,9 +27,7 @@ STUDY = "study.json"
 
 
 class StudyPoint(Strict):
-    """The rows that one training draws, those for validation included; `seed` is of draw and
-    training.
-    """
+    """The rows that one training draws, validation included; `seed` is of draw and training."""
 
     rows: int
     seed: int

@@ -74,9 +74,7 @@ class Calibration:
         return low < high and low <= p_violation <= high
 
     def verdict(self, rule: str, logit: float, form: ConversationForm | None = None) -> Verdict:
-        """The decision; not confident where the coverage is known and the conversation's `form` is
-        not.
-        """
+        """The decision; without a `form` not confident where the coverage is known."""
         p = self.p_violation(logit)
         confident = not self._is_uncertain(p) and self._is_covered(p, logit, form)
         return Verdict(rule, logit, p, self.threshold, confident)
@@ -91,9 +89,8 @@ class Calibration:
 def expected_calibration_error(
     labels: Sequence[int], p_violation: Sequence[float], bins: int = ECE_BINS
 ) -> float | None:
-    """Mean |share that violates - mean p_violation| over equal-width bins of p_violation,
-    weighted by size (Naeini et al., 2015). `labels` are 1 where the rule is violated. None for no
-    examples.
+    """Mean |share that violates - mean p_violation| over equal-width bins of p_violation, weighted
+    by size (Naeini et al., 2015). None for no examples.
     """
     if not labels:
         return None

@@ -20,10 +20,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class WrongValue:
-    """One problem: the `path` to the value, pydantic's `kind` of problem, and both in words.
-
-    `got` is empty where the value itself says nothing.
-    """
+    """One problem at `path`, of pydantic's `kind`; `got` is empty where the value says nothing."""
 
     path: Path
     kind: str

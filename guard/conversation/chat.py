@@ -234,9 +234,7 @@ def _chat_message(item: Any, turn: int, where: object) -> ChatMessage:
 
 
 def is_seen(text: str) -> bool:
-    """Whether a reader sees anything of the text. It is read in pieces, ASCII first: `visible`
-    takes seconds for a long text.
-    """
+    """Whether a reader sees anything of it; in pieces: `visible` takes seconds for a long text."""
     for piece in PIECE.finditer(text):
         words = " ".join(set(piece[0].split()))
         plain = without_escapes(words).strip()  # spaces alone are the quickest to find
@@ -285,9 +283,7 @@ def function_of(call: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def _line(tool: Mapping[str, Any]) -> str:
-    """A tool call or a tool's description as a line of JSON, then what stands beside its function,
-    as a chat template may show that.
-    """
+    """A tool call or a tool as JSON, then what a chat template may show beside its function."""
     function, beside = function_of(tool)
     if isinstance(function.get("arguments"), str):
         function["arguments"] = _arguments(function["arguments"])
@@ -298,9 +294,7 @@ def _line(tool: Mapping[str, Any]) -> str:
 
 
 def _arguments(text: str) -> Any:
-    """A call's arguments, decoded: an escape could hide a word. Text that is no JSON for Python may
-    be some for the tool's parser.
-    """
+    """A call's arguments without escapes, which could hide a word, though they are not JSON."""
     try:
         return json.loads(text, object_pairs_hook=_all_pairs, parse_int=_whole_number)
     except (ValueError, RecursionError):

@@ -227,9 +227,7 @@ def _refuse_beside_the_messages(
 
 
 def _reply_in(text: str) -> Any:
-    """The message or chat completion that a cell holds as JSON; else the text, which may be JSON
-    too.
-    """
+    """The message or chat completion that a cell holds as JSON; else the text itself."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

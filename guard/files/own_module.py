@@ -11,9 +11,8 @@ from guard.errors import GuardError
 
 
 def imported(file: Path, kind: str) -> ModuleType:
-    """The module in a file. Files beside it can be imported by it.
-
-    Raises GuardError for whatever its code raises; `kind` says what the file is for.
+    """The module in a file of this `kind`, which can import files beside it. Raises GuardError for
+    whatever its code raises.
     """
     if not file.is_file():
         raise GuardError("no such file", where=file, remedy=f"Name {kind}")

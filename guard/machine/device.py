@@ -37,9 +37,7 @@ def installed_device() -> Device:
 
 
 def missing_for_compiling() -> str | None:
-    """What torch's compiler, which calls a C++ compiler on code that includes Python.h, lacks on
-    this machine; None if nothing.
-    """
+    """What torch's compiler lacks here to call a C++ compiler on Python.h; None if nothing."""
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         return f"a C++ compiler ({compiler})"

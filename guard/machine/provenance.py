@@ -1,6 +1,4 @@
-"""What a published number must carry: the commit, the hardware, the versions. Imports no package to
-name its version.
-"""
+"""What a published number must carry: commit, hardware, versions, without importing packages."""
 
 from __future__ import annotations
 
@@ -70,9 +68,7 @@ def host_memory_gib() -> float:
 
 
 def peak_memory_mib(process: int | Literal["self"] = "self") -> float:
-    """The most host memory that a process has had so far; 0 for one that has just ended. Unlike
-    getrusage's ru_maxrss it is not inherited from the process that started it.
-    """
+    """The most that a process has had, 0 if it has ended; ru_maxrss would be its parent's too."""
     status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
     peak = re.search(r"VmHWM:\s+(\d+) kB", status)
     return int(peak[1]) / 2**10 if peak else 0.0

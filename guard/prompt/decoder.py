@@ -54,10 +54,7 @@ SAMPLE = tuple(
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids up to where the verdict is predicted.
-
-    The adapter is active from the index `invocation_start` on.
-    """
+    """Token ids up to where the verdict is predicted; the adapter is active from the start on."""
 
     token_ids: tuple[int, ...]
     invocation_start: int
@@ -99,9 +96,7 @@ class PromptBuilder:
 
     @cached_property
     def hash(self) -> str:
-        """Over how text is read, and the prompt of a fixed conversation and rule: weights answer
-        these.
-        """
+        """Over how text is read and a fixed prompt is built: weights answer exactly these."""
         return fingerprint(reading_hash(), rendering_hash(), self._sample())
 
     def build(self, messages: Sequence[Message], rule_text: str) -> Prompt:
@@ -131,9 +126,7 @@ class PromptBuilder:
         return [*self._header("user"), *self._text_ids(text), *self._turn_end, *self._answer]
 
     def invocation(self, rule_text: str) -> tuple[int, ...]:
-        """The header that `suffix_ids` begins with: the adapter is active from its last occurrence
-        on.
-        """
+        """The header that `suffix_ids` begins with: its last occurrence activates the adapter."""
         role = "user" if rule_text.split() else "assistant"
         return tuple(self._header(role))
 

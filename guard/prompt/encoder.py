@@ -83,9 +83,7 @@ class EncoderPromptBuilder(PromptBuilder):
         return ()
 
     def windows(self, token_ids: Sequence[int], reads: Reads) -> list[Window]:
-        """The windows that the encoder reads, each with the turns that count, of which it has one
-        or more.
-        """
+        """The windows that the encoder reads, each with the turns that count, one or more."""
         return select_counting_turns(self._cut(token_ids, self.window_tokens), reads)
 
     def _cut(self, token_ids: Sequence[int], limit: int) -> list[Window]:

@@ -97,9 +97,7 @@ class Card(Strict):
 
     @cached_property
     def version(self) -> str:
-        """Identifies these weights with this card: it covers every field, so whatever decides an
-        answer.
-        """
+        """Identifies these weights: it covers every field, so whatever decides an answer."""
         return fingerprint(self.model_dump(mode="json"))
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:

@@ -12,11 +12,9 @@ from guard.layout import Runs, fingerprint, is_current, mark_current, read_split
 from guard.method import METHODS, method_named
 
 
-def test_the_layout_is_the_documented_one_and_examples_are_read_by_split(tmp_path: Path) -> None:
-    runs = Runs(Path("runs"))
-    assert runs.data("pii_leak") == Path("runs/data/pii_leak")
-    assert runs.adapter("tiny", "pii_leak", "alora") == Path("runs/tiny/pii_leak/alora")
-    assert runs.adapter("tiny", "pii_leak", "lora", seed=2) == Path("runs/tiny/pii_leak/lora-seed2")
+def test_weights_of_a_seed_have_a_folder_and_examples_are_read_by_split(tmp_path: Path) -> None:
+    folder = Runs(Path("runs")).adapter("tiny", "pii_leak", "lora", seed=2)
+    assert folder == Path("runs/tiny/pii_leak/lora-seed2")
     for split in SPLITS:
         said = (Message("user", split),)
         row = Example(split, "toy", said, label=0, split=split, source="toy", group=split)

@@ -13,7 +13,7 @@ from tokenizers.models import WordLevel
 from guard.conversation.example import ROLES, Message
 from guard.errors import GuardError
 from guard.prompt.encoder import EncoderPromptBuilder
-from guard.prompt.windows import SILENT, SPAN_TOKENS, UNKNOWN, Window
+from guard.prompt.windows import SILENT, SPAN_TOKENS, UNKNOWN, Window, cut_spans, cut_windows
 from guard.recipe import load_recipe
 from guard.rule import SPEAKERS, Judged, Reads
 from tests.toy_tokenizers import byte_level_bpe, unigram
@@ -83,6 +83,15 @@ def test_a_rule_reads_the_turns_of_whom_it_judges_or_where_nobody_is_judged_all(
     talking = Message("user", "Take 800 mg.")
     assert "user : take 800 mg." in read_by(judged, talking, *silent)
     assert read_by(judged, *silent) == [f"{one.role} :" for one in silent]
+
+
+def test_only_the_last_turn_of_whom_a_rule_judges_or_of_all_is_read() -> None:
+    assert list(SPEAKERS) == list(get_args(Reads))
+    hello, answer = Message("user", "Hello."), Message("assistant", "Hi.")
+    told = [hello, answer, hello, answer]
+    for reads, turn in (("last user", 2), ("last conversation", 3), ("last tool", 3)):
+        (one,) = windows(told, reads)
+        assert [span.turn for span in one.turns] == [turn]
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -173,3 +182,50 @@ def test_the_hash_names_how_windows_and_spans_are_cut_and_whose_turns_count(
     monkeypatch.setitem(SPEAKERS, "tool", ("tool",))
     hashes.add(EncoderPromptBuilder.of(recipe).hash)
     assert len(hashes) == 4
+
+
+CLS, SEP = 101, 102
+
+
+def flat(*lengths: int) -> list[int]:
+    """Turns of so many tokens, the separator included; a turn's tokens are its number."""
+    ids: list[int] = []
+    for number, length in enumerate(lengths, start=1000):
+        ids += [number] * (length - 1) + [SEP]
+    return ids
+
+
+def ids_of(*lengths: int, limit: int) -> list[tuple[int, ...]]:
+    """The token ids of the windows over turns of so many tokens."""
+    return [window.token_ids for window in cut_windows(flat(*lengths), (CLS,), SEP, limit)]
+
+
+def test_a_window_begins_with_the_last_turns_of_the_one_before_it_and_turns_are_cut_evenly() -> (
+    None
+):
+    assert ids_of(3, 5, limit=9) == [(CLS, *flat(3, 5))]
+    first, second = ids_of(20, 5, 5, 30, limit=41)
+    assert first == (CLS, *flat(20, 5, 5))
+    assert second == (CLS, *flat(20, 5, 5, 30)[20:])  # 10 of at most 10 repeated tokens
+    # A conversation that grows keeps the windows that are full.
+    before = ids_of(*[10] * 9, limit=32)
+    after = ids_of(*[10] * 12, limit=32)
+    assert after[: len(before) - 1] == before[:-1]
+    (window,) = cut_windows(flat(4, 11, 3), (CLS,), SEP, limit=99)
+    spans = cut_spans(window, limit=4)
+    assert spans[0] == (1, 5, UNKNOWN, 0)
+    assert [span.end - span.start for span in spans] == [4, 3, 4, 4, 3]
+
+
+@pytest.mark.parametrize("lengths", [(7, 9, 30, 4, 4, 12), (100,), (2, 100, 2), (31,) * 5, (63, 2)])
+def test_every_token_is_read_and_no_turn_that_fits_is_cut(lengths: tuple[int, ...]) -> None:
+    limit = 32
+    read = ids_of(*lengths, limit=limit)
+    assert all(len(window) <= limit and window[0] == CLS for window in read)
+    for number, length in enumerate(lengths, start=1000):
+        parts = [window for window in read if number in window]
+        if length < limit:
+            assert any(window.count(number) == length - 1 for window in parts)
+        else:
+            assert sum(window.count(number) for window in parts) >= length - 1
+            assert SEP in parts[-1]
