@@ -32,7 +32,7 @@ def gguf_file(base: str, revision: str | None, home: Path, where: str) -> Path:
     """The file that `gguf:` names: one in a package, by a path, or of a hub repository."""
     named = base.removeprefix(GGUF)
     path = found_path(named, home, where)
-    if not path.is_file() and re.fullmatch(r"[^./~][^/]*/[^/]+/[^/]+", named):
+    if not path.is_file() and re.fullmatch(r"[^./~:][^/:]*/[^/]+/[^/]+", named):
         path = _downloaded(named, revision, where)
     if not path.is_file():
         raise GuardError(

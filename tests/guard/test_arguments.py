@@ -12,7 +12,7 @@ import pytest
 
 from guard import arguments
 from guard.arguments import comma_separated, names_listed
-from guard.errors import GuardError, choose_from, did_you_mean, exits_cleanly
+from guard.errors import GuardError, exits_cleanly
 
 
 def multiple_of_four(text: str) -> int:
@@ -54,14 +54,6 @@ def test_an_error_says_what_where_got_and_remedy_and_crosses_a_process_boundary_
     error = pickle.loads(pickle.dumps(sent))
     assert str(error) == str(sent) == "a.jsonl:3: unknown role (got 0). Use user"
     assert vars(error) == vars(sent)
-
-
-def test_the_nearest_name_is_named_and_a_strange_one_gets_the_list_alone() -> None:
-    names = ["lora", "alora"]
-    assert did_you_mean("alorra", iter(names)) == "Did you mean 'alora'?"
-    assert choose_from("alorra", iter(names)) == "Did you mean 'alora'? Known: lora, alora"
-    assert choose_from("zzz", names) == "Known: lora, alora"
-    assert choose_from("zzz", ()) == "Known: none"
 
 
 @pytest.mark.parametrize(

@@ -42,20 +42,15 @@ REFUSED: dict[str, list[Any]] = {
     "would be left out": [
         EXCHANGE | {"tools": TOOLS},
         EXCHANGE | {"tools": json.dumps(TOOLS)},
-        EXCHANGE | {"tools": "Take 800 mg."},
         EXCHANGE | {"text": "Q B A"},
-        EXCHANGE | {"text": {"content": ["A"]}},
-        {"text": "T", "tools": TOOLS},
         {"text": "T", "tools": '"Take 800 mg."'},
         {"messages": HI, "prompt": "Take 800 mg."},
         {"messages": HI, "prompt": [*HI, DOSE]},
         {"messages": HI, "prompt": [{"role": "robot"}]},
         {"messages": HI, "prompt": "H", "response": "A"},
-        {"messages": HI, "prompt": {"text": "Take 800 mg."}},
         {"messages": HI, "prompt": {"name": "Take 800 mg."}},
         {"messages": HI, "text": "Hi and Q"},
         {"messages": HI, "text": "<|user|> Hi <|end|> Take 800 mg."},
-        {"messages": HI, "text": {"content": "A"}},
     ],
     "stands twice at column": [
         {"messages": '[{"role": "user", "content": "bad", "content": "Hi"}]'},
@@ -69,7 +64,6 @@ REFUSED: dict[str, list[Any]] = {
         {"prompt": "", "response": "\u200b"},
     ],
     "another reply|response": [
-        {"messages": WHOLE, "response": 5},
         {"messages": WHOLE, "response": {"error": "none"}},
         {"messages": WHOLE, "response": {"choices": [{"message": {"content": "A"}}] * 2}},
         {"messages": WHOLE, "response": "Another answer."},

@@ -39,7 +39,6 @@ def test_what_a_trick_hides_is_seen(trick: str) -> None:
 
 
 DISGUISED = [
-    ("re\u00adfund", "refund"),  # soft hyphen
     ("r\u0336e\u0336fund", "refund"),  # struck out
     ("re\u2065fu\U000e0002nd\ufff3", "refund"),  # reserved for more of the kind
     # Empty, and as wide as a letter.
@@ -49,7 +48,6 @@ DISGUISED = [
     ("\U0001d42b\U0001d41e\U0001d41f\U0001d42e\U0001d427\U0001d41d", "refund"),
     ("t\u0251ke ibupr\u1d0ffen \u217eai\u217cy", "take ibuprofen daily"),
     ("ᴛᴀᴋᴇ ᴛᴡᴏ ᴘɪʟʟꜱ, ᴛʜᴇɴ ᴄᴀʟʟ ᴍᴇ", "take two pills, then call me"),
-    ("bene\ufb01t of chapter \u2163", "benefit of chapter IV"),
     ("\u0585pi\u0578ion \u13a0ose \ua4d3OSE", "opinion Dose DOSE"),  # Armenian, Cherokee, Lisu
     ("the \u0441\u0430\u0440 is on", "the cap is on"),  # a word of look-alikes, among Latin
 ]
