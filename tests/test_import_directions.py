@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -140,12 +140,14 @@ def _is_inside(module: str, package: str) -> bool:
     return f"{module}.".startswith(f"{package}.")
 
 
-def imports(path: Path, root: Path) -> Iterator[tuple[int, str]]:
+@cache
+def imports(path: Path, root: Path) -> list[tuple[int, str]]:
     """Line and full name of every module that `path` imports."""
     package = list(path.relative_to(root).parts[:-1])
+    found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
+            found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*above, *([node.module] if node.module else [])])
@@ -153,7 +155,9 @@ def imports(path: Path, root: Path) -> Iterator[tuple[int, str]]:
             # a class, so no deeper.
             deeper = module in OURS or not module
             for alias in node.names:
-                yield node.lineno, f"{module}.{alias.name}".strip(".") if deeper else module
+                name = f"{module}.{alias.name}".strip(".") if deeper else module
+                found.append((node.lineno, name))
+    return found
 
 
 def test_every_import_goes_in_an_allowed_direction() -> None:

@@ -31,9 +31,17 @@ def nothing_is_kept() -> Iterator[None]:
 
 
 def test_a_build_for_cpus_says_so_in_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    versions = {"2.13.0+cpu": "cpu", "2.13.0": "cuda", "2.13.0+cu130": "cuda"}
-    for version, expected in versions.items():
-        monkeypatch.setattr(metadata, "version", lambda _, version=version: version)
+    stated: list[str] = []
+
+    def version(name: str) -> str:
+        if not stated:
+            raise metadata.PackageNotFoundError(name)
+        return stated[0]
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert device.installed_device() == "cpu"
+    for build, expected in {"2.13.0+cpu": "cpu", "2.13.0": "cuda", "2.13.0+cu130": "cuda"}.items():
+        stated[:] = [build]
         device.installed_device.cache_clear()
         assert device.installed_device() == expected
 
