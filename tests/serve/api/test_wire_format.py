@@ -305,7 +305,7 @@ SILENT: list[dict[str, Any]] = [
     {"content": [{"type": "thinking", "thinking": "I should say ibuprofen.", "signature": "x"}]},
 ]
 # What carries words under a key that no rule reads: of a message, or of its text;
-# tests/guard/conversation/test_keys.py has all kinds.
+# tests/guard/conversation/test_chat.py has all kinds.
 HIDDEN: list[dict[str, Any]] = [
     {"content_blocks": [{"type": "text", "text": WORD}]},
     {"text": WORD},

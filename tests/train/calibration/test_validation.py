@@ -37,7 +37,7 @@ def test_what_the_probabilities_are_worth_is_measured_on_rows_that_were_not_fitt
 def test_the_reliability_bins_hold_equally_many_rows_and_what_they_are_worth() -> None:
     logits, labels = sample(0.0)
     bins = validation_metrics(logits, labels, calibrate(logits, labels))["reliability"]
-    assert [one["n"] for one in bins] == [400] * 10
+    assert [one["n"] for one in bins] == [200] * 10
     assert all(one["ci95"][0] - 0.02 <= one["p"] <= one["ci95"][1] + 0.02 for one in bins)
     assert bins[0]["violates"] < 0.1 < 0.9 < bins[-1]["violates"]
 
