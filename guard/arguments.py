@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 from collections.abc import Iterable
 
@@ -30,9 +31,7 @@ def whole_numbers(text: str) -> tuple[int, ...]:
 
 
 def comma_separated(text: str, kind: str) -> list[str]:
-    """The names in a list, each once, in order. GuardError if there is none; `kind` is what they
-    name.
-    """
+    """The names of this `kind` in a list, each once, in order. GuardError if there is none."""
     names = [name.strip() for name in text.split(",")]
     names = [name for name in dict.fromkeys(names) if name]
     if not names:
@@ -60,10 +59,7 @@ def seconds(text: str) -> float:
 
 
 def positive(text: str, kind: str = "a number") -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"must be {kind} above 0, got {text!r}")
-    return number
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"must be {kind} above 0, got {text!r}")

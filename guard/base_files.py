@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from guard.errors import GuardError
@@ -26,10 +28,8 @@ FileState = tuple[int, int, int, int]
 
 def folder_or_hub_id(base: str, home: Path, where: str) -> str:
     """The local folder or that of a package, if it exists; else the hub id."""
-    if base.startswith(IN_PACKAGE):
-        return str(folder_in_package(base, where))
-    local = own_or_shipped(home / Path(base).expanduser())
-    if local.is_dir():
+    local = found_path(base, home, where)
+    if local.is_dir() or base.startswith(IN_PACKAGE):
         return str(local)
     if base.startswith((".", "/", "~")) or base.count("/") > 1:
         remedy = "Name a folder, such as /models/qwen3 or recipes/models/tiny, or ORG/NAME"
@@ -38,8 +38,10 @@ def folder_or_hub_id(base: str, home: Path, where: str) -> str:
     return base
 
 
-def folder_in_package(base: str, where: str) -> Path:
-    """The folder, or the file, that `package:MODULE/PATH` names."""
+def found_path(base: str, home: Path, where: str) -> Path:
+    """Where the folder or the file is that a path or `package:MODULE/PATH` names."""
+    if not base.startswith(IN_PACKAGE):
+        return own_or_shipped(home / Path(base).expanduser())
     module, _, folder = base.removeprefix(IN_PACKAGE).partition("/")
     spec = importlib.util.find_spec(module)
     if spec is None or not spec.submodule_search_locations:
@@ -52,14 +54,8 @@ def hub_commit(path: str, revision: str | None, where: str) -> str | None:
     """The hub commit to load the base at, the same for the whole process; None for a folder."""
     if Path(path).is_dir():
         return None
-    try:
+    with hub_errors("no folder has this name, and no commit of the base is known", path, where):
         return _commit(path, revision)
-    except (OSError, ValueError) as error:
-        problem = f"no commit of the base is known: {error}"
-        remedy = (
-            "No folder has this name. Check base and revision and the network, or download the base"
-        )
-        raise GuardError(problem, where=where, got=path, remedy=remedy) from error
 
 
 def downloaded_base(path: str, commit: str | None, where: str) -> Path:
@@ -69,28 +65,27 @@ def downloaded_base(path: str, commit: str | None, where: str) -> Path:
     from huggingface_hub import snapshot_download
 
     patterns = [f"*{suffix}" for suffix in READ_SUFFIXES]
-    try:
+    with hub_errors("the base cannot be downloaded", path, where):
         return Path(snapshot_download(path, revision=commit, allow_patterns=patterns))
+
+
+@contextlib.contextmanager
+def hub_errors(problem: str, got: str, where: str) -> Iterator[None]:
+    try:
+        yield
     except (OSError, ValueError) as error:
-        raise GuardError(
-            f"the base cannot be downloaded: {error}",
-            where=f"{where}: base",
-            got=path,
-            remedy="Check the network and the disk, or download the base first",
-        ) from error
+        remedy = "Check base, revision, network and disk, or download the base first"
+        problem = f"{problem}: {error}"
+        raise GuardError(problem, where=f"{where}: base", got=got, remedy=remedy) from error
 
 
 def folder_digest(folder: Path, where: str) -> str:
     """SHA-256 over all files of a local base that decide what it computes."""
     for name in REQUIRED_FILES:
         if not (folder / name).is_file():
-            raise GuardError(
-                f"the base has no {name}",
-                where=where,
-                got=folder,
-                remedy=f"A base's folder holds {', '.join(REQUIRED_FILES)} and the weights: "
-                "complete it, or name another base",
-            )
+            remedy = f"A base's folder holds {', '.join(REQUIRED_FILES)} and the weights: "
+            remedy += "complete it, or name another base"
+            raise GuardError(f"the base has no {name}", where=where, got=folder, remedy=remedy)
     if not any(folder.glob("*.safetensors")):
         raise GuardError(
             "the base has no weights in safetensors, by which it is told from others",
@@ -110,7 +105,6 @@ def folder_digest(folder: Path, where: str) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 over the name and the content of one file."""
     return _digest(path.parent, ((path.name, _state_of(path)),))
 
 

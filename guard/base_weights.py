@@ -8,23 +8,21 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from guard.errors import GuardError
-
-# safetensors' names of types, and bytes of a value.
-TYPES = {"float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2)}
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor that `read` gives the bytes of, row-major and little-endian."""
+    """One tensor of `size` bytes, row-major and little-endian, which `read` gives."""
 
     name: str
-    dtype: str  # a key of TYPES
+    dtype: str  # as safetensors calls it
     shape: tuple[int, ...]
+    size: int
     read: Callable[[], bytes]
 
     @property
@@ -33,40 +31,24 @@ class Tensor:
         match = _LAYER.match(self.name)
         return int(match[1]) if match else None
 
-    @property
-    def size(self) -> int:
-        size = TYPES[self.dtype][1]
-        for length in self.shape:
-            size *= length
-        return size
-
 
 def tensors_of(folder: Path) -> Iterator[Tensor]:
     """The tensors of all `*.safetensors` of a folder."""
-    dtypes = {short: name for name, (short, _) in TYPES.items()}
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
         for name, stated in header.items():
-            if name == "__metadata__":
-                continue
-            if stated["dtype"] not in dtypes:
-                remedy = f"Use a base of {', '.join(TYPES)}"
-                raise GuardError(
-                    "weights of this type are not copied",
-                    where=f"{path}: {name}",
-                    got=stated["dtype"],
-                    remedy=remedy,
-                )
-            begin, end = (8 + length + offset for offset in stated["data_offsets"])
+            begin, end = stated["data_offsets"]
+            read = partial(_bytes_of, path, 8 + length + begin, end - begin)
+            yield Tensor(name, stated["dtype"], tuple(stated["shape"]), end - begin, read)
 
-            def read(path: Path = path, begin: int = begin, end: int = end) -> bytes:
-                with path.open("rb") as file:
-                    file.seek(begin)
-                    return file.read(end - begin)
 
-            yield Tensor(name, dtypes[stated["dtype"]], tuple(stated["shape"]), read)
+def _bytes_of(path: Path, begin: int, size: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(begin)
+        return file.read(size)
 
 
 def write_tensors(path: Path, tensors: Sequence[Tensor], progress: Callable[[int], Any]) -> None:
@@ -74,13 +56,10 @@ def write_tensors(path: Path, tensors: Sequence[Tensor], progress: Callable[[int
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for tensor in tensors:
-        end = offset + tensor.size
-        header[tensor.name] = {
-            "dtype": TYPES[tensor.dtype][0],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
+        place = [offset, offset + tensor.size]
+        stated = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": place}
+        header[tensor.name] = stated
+        offset += tensor.size
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
     with path.open("wb") as file:

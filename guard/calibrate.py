@@ -29,10 +29,9 @@ def calibrate(
 ) -> Calibration:
     """Calibration from validation logits (nats) and labels (1 = violates).
 
-    Temperature scaling or Platt's with a bias, whichever has the lower negative log-likelihood over
-    FOLDS folds left out in turn. Either is fitted to Platt's targets, (n1 + 1) / (n1 + 2) and 1 /
-    (n0 + 2): so the minimum exists even where validation is separated perfectly (Platt, 1999; Guo
-    et al., 2017).
+    Temperature scaling (Guo et al., 2017) or Platt's with a bias, whichever has the lower negative
+    log-likelihood over FOLDS folds left out in turn. Either is fitted to Platt's targets (1999), so
+    the minimum exists even where validation is separated perfectly.
 
     The threshold is one of the neutral 0.5 and all midpoints between neighbouring logits: of those
     whose balanced accuracy is within one standard error of the best (Breiman et al., 1984), the
@@ -46,7 +45,10 @@ def calibrate(
     """
     x = np.asarray(logits, dtype=np.float64)
     y = np.asarray(labels)
-    _check_finite(x)
+    if broken := (~np.isfinite(x)).sum():
+        remedy = "The training diverged: lower the learning rate in the recipe"
+        got = f"{broken} of {len(x)}"
+        raise GuardError("verdict logits are not finite", got=got, remedy=remedy)
     fit = min((fit_temperature, fit_platt), key=lambda fit: _left_out_nll(fit, x, y))
     temperature, bias = fit(x, y)
     if threshold is not None:
@@ -101,14 +103,6 @@ def folds(y: np.ndarray) -> list[np.ndarray]:
     return [mask for mask in masks if mask.any() and len(set(y[~mask])) == 2]
 
 
-def _check_finite(x: np.ndarray) -> None:
-    broken = (~np.isfinite(x)).sum()
-    if broken:
-        remedy = "The training diverged: lower the learning rate in the recipe"
-        got = f"{broken} of {len(x)}"
-        raise GuardError("verdict logits are not finite", got=got, remedy=remedy)
-
-
 def _targets(y: np.ndarray) -> np.ndarray:
     n1 = int(y.sum())
     return np.where(y == 1, (n1 + 1) / (n1 + 2), 1 / (len(y) - n1 + 2))
@@ -133,8 +127,8 @@ def _probabilities(x: np.ndarray, temperature: float, bias: float) -> np.ndarray
 
 
 def _cut_at_fpr(x: np.ndarray, y: np.ndarray, max_fpr: float) -> float:
-    """The highest logit with the best recall that flags at most `max_fpr` of the allowed rows;
-    where all of these flag none, the lowest of them.
+    """The highest logit with the best recall of those that flag at most `max_fpr` of the allowed
+    rows; where all of these flag none, the lowest of them.
     """
     allowed = np.sort(x[y == 0])[::-1]
     check_rows_for_rate(len(allowed), max_fpr)
@@ -166,7 +160,7 @@ def _uncertain_nats(x: np.ndarray, y: np.ndarray, cut: float) -> float:
     last_outside = int(possible_ends[-1])
     if last_outside == len(x) - 1:
         return 0.0
-    return float((sorted_distance[last_outside] + sorted_distance[last_outside + 1]) / 2)
+    return float(sorted_distance[last_outside : last_outside + 2].mean())
 
 
 def _balanced_cut(x: np.ndarray, y: np.ndarray) -> float:
@@ -177,12 +171,11 @@ def _balanced_cut(x: np.ndarray, y: np.ndarray) -> float:
     recall = np.append(true_positives[1:-1], (x[y == 1] >= 0).mean())
     false_positive_rate = np.append(false_positives[1:-1], (x[y == 0] >= 0).mean())
     balanced_accuracy = (1 + recall - false_positive_rate) / 2
-    violating, allowed = int((y == 1).sum()), int((y == 0).sum())
-    variance = _variance(recall, violating) + _variance(false_positive_rate, allowed)
+    violating = int(y.sum())
+    variance = _variance(recall, violating) + _variance(false_positive_rate, len(y) - violating)
     standard_errors = np.sqrt(variance) / 2
     best = balanced_accuracy.argmax()
-    is_good = balanced_accuracy >= balanced_accuracy[best] - standard_errors[best] - 1e-12
-    good = cuts[is_good]
+    good = cuts[balanced_accuracy >= balanced_accuracy[best] - standard_errors[best] - 1e-12]
     # The nearest to neutral, of two as near the lower one.
     nearest_first = np.lexsort((good, np.abs(good)))
     return float(good[nearest_first[0]])

@@ -12,21 +12,17 @@ OWN_ROWS = 2  # own validation rows of either label: with fewer, generated ones 
 
 def check_rows_for_rate(allowed: int, max_fpr: float | None, *, where: object = None) -> None:
     if max_fpr is not None and not _are_enough(allowed, max_fpr):
-        raise GuardError(
-            "too few allowed validation rows for the rule's max_fpr",
-            where=where,
-            got=f"{allowed} rows, max_fpr {max_fpr:g}",
-            remedy=f"Have at least {math.ceil(1 / max_fpr)} such rows, or raise max_fpr in the "
-            "rule's file, or leave it out there",
-        )
+        problem = "too few allowed validation rows for the rule's max_fpr"
+        got = f"{allowed} rows, max_fpr {max_fpr:g}"
+        fewest = math.ceil(1 / max_fpr)
+        remedy = f"Have at least {fewest}, or raise max_fpr in the rule's file, or leave it out"
+        raise GuardError(problem, where=where, got=got, remedy=remedy)
 
 
 def own_rows_decide(
     labels: Sequence[int], is_generated: Sequence[bool], max_fpr: float | None
 ) -> bool:
-    """Whether the own validation rows alone decide, as deployed traffic is like these: if there are
-    both sorts, and enough own ones.
-    """
+    """Whether own rows alone decide, which deployed traffic is like: if there are enough."""
     rows = zip(labels, is_generated, strict=True)
     own_labels = [label for label, generated in rows if not generated]
     violating = sum(own_labels)

@@ -5,8 +5,7 @@ A verdict is `confident` only on a conversation like those rows:
 - it has no more turns and characters, and of each speaker no longer turn, than such rows had, and
 every speaker who is in all of them;
 - no stretch of it has a larger share of unknown text, of no word in a training row, than 95 in 100
-validation rows have anywhere: another language, code, what is encoded or spelled, and another
-subject are not covered;
+validation rows have anywhere: another language, code, or what is encoded is not covered;
 - an "allow" has a logit below those of the violating validation rows, where a turn is long of those
 with a long turn.
 """
@@ -45,21 +44,17 @@ class ConversationForm:
     def __init__(self, messages: Sequence[Message]) -> None:
         self._messages = messages
         self.turns = len(messages)
-        self.characters = 0
+        self.characters = sum(len(message.content) for message in messages)
         self.longest_turns: dict[str, int] = {}  # by speaker, in characters
-        for message in messages:
-            size = len(message.content)
-            self.characters += size
-            self.longest_turns[message.role] = max(self.longest_turns.get(message.role, 0), size)
+        for message in sorted(messages, key=lambda message: len(message.content)):
+            self.longest_turns[message.role] = len(message.content)
 
     @property
     def has_long_turn(self) -> bool:
         return max(self.longest_turns.values(), default=0) > LONG_TURN
 
     def unknown_share(self, words: Field8, letters: frozenset[str]) -> float:
-        """The largest share of a stretch that no word of the packed field `words` has; letters
-        other than `letters` count more.
-        """
+        """The largest share of a stretch in no known word; letters beyond `letters` count more."""
         tokens = self._tokens
         if not len(tokens.hashes):
             return 0.0
@@ -94,9 +89,7 @@ class ConversationForm:
 
 
 class _Tokens(NamedTuple):
-    """Arrays over tokens, and over stretches: the first token of each, the one behind its last, its
-    size.
-    """
+    """Arrays over tokens, and over stretches as `_stretches` gives them."""
 
     hashes: Numbers
     is_word: Numbers
@@ -126,16 +119,14 @@ class Coverage(Strict):
     sure_logit_long: float | None = Field(allow_inf_nan=False)
 
     def has(self, form: ConversationForm) -> bool:
-        """Whether a conversation is like the validation rows. Words last: of a long text they take
-        a while.
-        """
+        """Whether a conversation is like the validation rows; words, which take a while, last."""
         if form.turns > self.turns or form.characters > self.characters:
             return False
         if not form.longest_turns.keys() >= set(self.speakers):
             return False
-        for speaker, longest in form.longest_turns.items():
-            if longest > self.longest_turns.get(speaker, -1):
-                return False
+        lengths = form.longest_turns.items()
+        if any(longest > self.longest_turns.get(speaker, -1) for speaker, longest in lengths):
+            return False
         return form.unknown_share(self._known_words, self._known_letters) <= self.unknown_share
 
     def is_sure_allow(self, form: ConversationForm, logit: float) -> bool:
@@ -176,9 +167,7 @@ def unpacked_words(words: str) -> Field8:
 
 
 def tokens_of(text: str) -> list[str]:
-    """The words and signs of a text in lower case, as a reader sees it. What ASCII encodes is not
-    read.
-    """
+    """The words and signs of a text in lower case, as a reader sees it; encoded ASCII stays."""
     if not text.isascii():
         text = visible(text)
     return TOKEN.findall(text.lower())
@@ -194,11 +183,9 @@ def word_hash(word: str) -> int:
 
 
 def _stretches(characters: Numbers, turns: Sequence[int]) -> tuple[Numbers, Numbers, Numbers]:
-    """The first token of each stretch, the one behind its last, and its characters. `turns` are the
-    numbers of the turns' first tokens.
-
-    A stretch is the shortest that ends in a token and has STRETCH characters, or a whole shorter
-    turn.
+    """The first token of each stretch, the one behind its last, and its characters, of turns that
+    begin with these tokens. A stretch is the shortest that ends in a token and has STRETCH
+    characters, or a whole shorter turn.
     """
     sums = np.cumsum(characters)
     tokens = np.arange(len(characters))

@@ -1,10 +1,8 @@
 """Any OpenAI-compatible chat endpoint: one question, tried again until there is an answer.
 
-The package openai would ask an endpoint that is too slow again and again: here it is asked
-MAX_TIMEOUTS times, since it may charge for each. An answer that is no completion is tried again.
-
-The environment describes an endpoint, as the key must not be in a file or on a command line. For
-the role JUDGE:
+An endpoint that is too slow is asked MAX_TIMEOUTS times, since it may charge for each; the package
+openai would ask again and again. The environment describes an endpoint, as the key must not be in a
+file or on a command line. For the role JUDGE:
 
     JUDGE_BASE_URL     for example https://api.openai.com/v1
     JUDGE_MODEL        the model's name there
@@ -18,17 +16,20 @@ the role JUDGE:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import email.utils
 import json
 import math
 import random
 import time
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import httpx
 
+from guard.arguments import count, seconds
 from guard.errors import GuardError
 
 ATTEMPTS = 8
@@ -40,6 +41,7 @@ TRANSIENT = (408, 409, 429)  # these and all from 500 are worth another attempt
 MISCONFIGURED = (401, 402, 404)
 # OpenAI's codes, with status 429 and 400: waiting does not help.
 UNPAID = ("insufficient_quota", "billing_hard_limit_reached")
+KEPT = "all answers so far are kept, run the same command again to go on"
 SHOWN = 400  # characters of what went wrong, the endpoint's own message included
 
 Answer = TypeVar("Answer")
@@ -62,22 +64,17 @@ class Completion:
 
 @dataclass(frozen=True)
 class FailedAttempt:
-    """An attempt without an answer after which another one is worth while.
-
-    `retry_after_s`: how long the endpoint asks to wait, None where it does not say.
-    """
+    """An attempt without an answer after which another one is worth while."""
 
     problem: str
     is_timeout: bool = False
-    retry_after_s: float | None = None
+    retry_after_s: float | None = None  # how long the endpoint asks to wait, if it says so
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where to ask, and how.
-
-    `backoff_s` is the first wait and doubles. `role` names the endpoint in errors, and in capitals
-    in its settings.
+    """Where to ask, and how. `backoff_s` is the first wait and doubles. `role` names the endpoint
+    in errors, and in capitals in its settings.
     """
 
     base_url: str
@@ -120,36 +117,26 @@ class Endpoint:
     async def complete(
         self, client: httpx.AsyncClient, messages: Sequence[Mapping[str, str]], about: str
     ) -> Completion:
-        """The answer to one question; `about` names its subject in errors.
-
-        A text that the endpoint will not take comes back as refused. Raises GuardError when it
-        refuses key or model, or keeps failing.
+        """The answer to one question, or its refusal; `about` names its subject in errors. Raises
+        GuardError when the endpoint refuses key or model, or keeps failing.
         """
         request = self.body(messages)
         name = self.role.upper()
-        timeouts = 0
-        failure: FailedAttempt | None = None
-        for attempt in range(ATTEMPTS):
-            if failure is not None:
-                backoff_s = self.backoff_s * 2 ** (attempt - 1) * random.uniform(0.75, 1.25)
-                await asyncio.sleep(min(failure.retry_after_s or backoff_s, MAX_WAIT_S))
+        attempt, timeouts = 0, 0
+        while True:
+            attempt += 1
             outcome = await self._attempt(client, request, about)
             if isinstance(outcome, Completion):
                 return outcome
-            failure = outcome
-            timeouts += failure.is_timeout
+            timeouts += outcome.is_timeout
             if timeouts == MAX_TIMEOUTS:
-                raise self._error(
-                    f"gave no answer about {about} in {self.timeout_s:g} s, {MAX_TIMEOUTS} times",
-                    f"Raise {name}_TIMEOUT_S; all answers so far are kept, run the same command "
-                    "again to go on",
-                )
-        raise self._error(
-            f"failed {ATTEMPTS} times on {about}",
-            "All answers so far are kept; run the same command again to go on, or lower "
-            f"{name}_CONCURRENCY",
-            failure.problem if failure else "",
-        )
+                problem = f"gave no answer about {about} in {self.timeout_s:g} s, {timeouts} times"
+                raise self._error(problem, f"Raise {name}_TIMEOUT_S; {KEPT}")
+            if attempt == ATTEMPTS:
+                remedy = f"Lower {name}_CONCURRENCY; {KEPT}"
+                raise self._error(f"failed {attempt} times on {about}", remedy, outcome.problem)
+            backoff_s = self.backoff_s * 2 ** (attempt - 1) * random.uniform(0.75, 1.25)
+            await asyncio.sleep(min(outcome.retry_after_s or backoff_s, MAX_WAIT_S))
 
     def shown(self, text: str) -> str:
         """One line of `text`, shortened, without the key in any notation, the longest first."""
@@ -193,12 +180,9 @@ class Endpoint:
 
     def _cannot_ask(self, about: str, message: str) -> GuardError:
         name = self.role.upper()
-        return self._error(
-            f"cannot be asked about {about}",
-            f"Check {name}_BASE_URL, {name}_MODEL, {name}_API_KEY and the account's credit; all "
-            "answers so far are kept",
-            message,
-        )
+        variables = f"{name}_BASE_URL, {name}_MODEL, {name}_API_KEY"
+        remedy = f"Check {variables} and the account's credit; {KEPT}"
+        return self._error(f"cannot be asked about {about}", remedy, message)
 
     def _error(self, problem: str, remedy: str, message: str = "") -> GuardError:
         problem = f"the {self.role}'s endpoint {problem}"
@@ -225,23 +209,18 @@ def read_completion(completion: Any, latency_ms: float) -> Completion:
 
 
 def _count(usage: Any, name: str) -> int | None:
-    count = None
-    if isinstance(usage, dict):
-        count = usage.get(name)
-    if type(count) is int and count >= 0:
-        return count
-    return None
+    tokens = usage.get(name) if isinstance(usage, dict) else None
+    return tokens if type(tokens) is int and tokens >= 0 else None
 
 
 def _retry_after_s(response: httpx.Response) -> float | None:
     """The Retry-After header in seconds; it may also be a date (RFC 9110)."""
     value = response.headers.get("retry-after", "")
-    try:
-        if "GMT" in value:
-            return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-        return max(0.0, float(value))
-    except (ValueError, OverflowError):  # neither, or of a year that is none
-        return None
+    with contextlib.suppress(ValueError, OverflowError):  # neither, or of a year that is none
+        if "GMT" not in value:
+            return max(0.0, float(value))
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    return None
 
 
 async def finished(paying: asyncio.Task[Answer], timeout_s: float) -> Answer:
@@ -262,32 +241,34 @@ async def finished(paying: asyncio.Task[Answer], timeout_s: float) -> Answer:
 def endpoint_settings(
     environment: Mapping[str, str], role: str, otherwise: str
 ) -> dict[str, Any] | None:
-    """The arguments of an Endpoint from the variables of `role`; None without any. `otherwise` says
-    in an error what happens without.
-    """
+    """The arguments of an Endpoint by the variables of `role`, or None, and then `otherwise`."""
     prefix = role.upper()
     base_url = environment.get(f"{prefix}_BASE_URL", "").rstrip("/")
     model = environment.get(f"{prefix}_MODEL", "")
     if not base_url and not model:
         return None
-    for name, value in ((f"{prefix}_BASE_URL", base_url), (f"{prefix}_MODEL", model)):
-        if not value:
-            raise GuardError(
-                f"{name} is not set",
-                remedy=f"Set {prefix}_BASE_URL and {prefix}_MODEL, or neither {otherwise}",
-            )
+    if not base_url or not model:
+        missing = "BASE_URL" if model else "MODEL"
+        remedy = f"Set {prefix}_BASE_URL and {prefix}_MODEL, or neither {otherwise}"
+        raise GuardError(f"{prefix}_{missing} is not set", remedy=remedy)
     _check_address(base_url, prefix)
     settings: dict[str, Any] = {"base_url": base_url, "model": model, "role": role}
-    for variable, (convert, remedy) in OPTIONAL.items():
-        text = environment.get(f"{prefix}_{variable}", "")
-        try:
-            if text:
-                settings[variable.lower()] = convert(text)
-        except ValueError as error:
-            problem = f"{prefix}_{variable} has a bad value: {error}"
-            raise GuardError(problem, got=text, remedy=remedy) from error
-    key_name = f"{prefix}_API_KEY"
-    return settings | {"api_key": _api_key(environment.get(key_name, ""), key_name)}
+    settings["api_key"] = _api_key(environment, f"{prefix}_API_KEY")
+    for name, (convert, remedy) in OPTIONAL.items():
+        value = setting(environment, f"{prefix}_{name}", convert, remedy)
+        if value is not None:
+            settings[name.lower()] = value
+    return settings
+
+
+def setting(
+    environment: Mapping[str, str], name: str, convert: Callable[[str], Answer], remedy: str
+) -> Answer | None:
+    text = environment.get(name, "")
+    try:
+        return convert(text) if text else None
+    except (ValueError, ArgumentTypeError) as error:
+        raise GuardError(f"{name} has a bad value: {error}", got=text, remedy=remedy) from error
 
 
 def _check_address(base_url: str, prefix: str) -> None:
@@ -301,9 +282,9 @@ def _check_address(base_url: str, prefix: str) -> None:
         raise GuardError(problem, got=base_url, remedy="For example https://api.openai.com/v1")
 
 
-def _api_key(text: str, name: str) -> str:
+def _api_key(environment: Mapping[str, str], name: str) -> str:
     """The key without the line end that a file adds; one that no header can carry is not shown."""
-    key = text.strip()
+    key = environment.get(name, "").strip()
     if not (key.isascii() and key.isprintable()):
         raise GuardError(
             f"{name} holds a character that no key has (a line break, or one beyond ASCII)",
@@ -323,20 +304,6 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _requests(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError("must be at least 1")
-    return value
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise ValueError("must be more than 0, and finite")
-    return value
-
-
 def price(text: str) -> float:
     value = float(text)
     if not 0 <= value < math.inf:
@@ -348,8 +315,8 @@ def price(text: str) -> float:
 # The Endpoint's arguments are called after them.
 OPTIONAL: dict[str, tuple[Callable[[str], Any], str]] = {
     "OPTIONS": (_json_object, 'For example {"temperature": 0, "max_tokens": 512}'),
-    "CONCURRENCY": (_requests, "A whole number of requests in flight, for example 8"),
-    "TIMEOUT_S": (_seconds, "Seconds, for example 60"),
+    "CONCURRENCY": (count, "A whole number of requests in flight, for example 8"),
+    "TIMEOUT_S": (seconds, "Seconds, for example 60"),
     "PRICE_IN": (price, "USD per million tokens, for example 0.4"),
     "PRICE_OUT": (price, "USD per million tokens, for example 1.6"),
 }

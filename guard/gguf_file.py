@@ -9,9 +9,9 @@ changes are undone here. transformers' own reader loads the weights alike
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,20 +26,12 @@ if TYPE_CHECKING:
     from gguf import GGUFReader, ReaderTensor
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """How transformers calls what GGUF calls by the key. `is_permuted`: llama.cpp stores queries
-    and keys with the two halves of each head interleaved.
-    """
-
-    model_class: str
-    is_permuted: bool
-
-
-ARCHITECTURES = {
-    "llama": Architecture("LlamaForCausalLM", is_permuted=True),
-    "qwen3": Architecture("Qwen3ForCausalLM", is_permuted=False),
-}
+# GGUF's architecture -> transformers' class.
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+# Of this one llama.cpp stores queries and keys with the two halves of each head interleaved.
+PERMUTED = "llama"
+# The weights whose heads are, and the key of their number.
+_HEADS = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
 # Key of the configuration -> key of the metadata, behind the architecture's name.
 CONFIG_KEYS = {
     "max_position_embeddings": "context_length",
@@ -82,6 +74,7 @@ SPLITS: dict[str, list[pre_tokenizers.PreTokenizer]] = {
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
     ],
 }
+TOKENS = "tokenizer.ggml.tokens"
 CONTROL, USER_DEFINED = 3, 4  # values of `tokenizer.ggml.token_type`
 
 
@@ -96,46 +89,43 @@ class GgufFile:
             self._reader: GGUFReader = GGUFReader(path)
         except (OSError, ValueError, IndexError, KeyError) as error:
             raise self._refusal(f"not a whole GGUF file: {error}", "Get it again") from error
-        self._model_type = self._text("general.architecture")
+        self._model_type = str(self._required("general.architecture"))
         if self._model_type not in ARCHITECTURES:
             problem = "a base of this architecture is not read from GGUF"
             remedy = f"Use one of {', '.join(ARCHITECTURES)}, or the base in safetensors"
             raise self._refusal(problem, remedy, self._model_type)
-        self._architecture = ARCHITECTURES[self._model_type]
-        scaling = self._value(f"{self._model_type}.rope.scaling.type")
+        scaling = self._value("rope.scaling.type", of_model=True)
         if scaling not in (None, "none"):
             problem = "scaled positions are not read from GGUF"
             raise self._refusal(problem, "Use the base in safetensors", scaling)
 
     def config(self) -> dict[str, Any]:
         """`config.json`."""
-        sizes = {
-            name: self._number(f"{self._model_type}.{key}") for name, key in CONFIG_KEYS.items()
-        }
-        head_dim = self._value(f"{self._model_type}.attention.key_length")
-        theta = self._value(f"{self._model_type}.rope.freq_base")
+        sizes = {name: self._number(key) for name, key in CONFIG_KEYS.items()}
+        head_dim = self._value("attention.key_length", of_model=True)
+        theta = self._value("rope.freq_base", of_model=True)
         named = {tensor.name for tensor in self._reader.tensors}
         return {
-            "architectures": [self._architecture.model_class],
+            "architectures": [ARCHITECTURES[self._model_type]],
             "model_type": self._model_type,
             **sizes,
             "head_dim": head_dim or sizes["hidden_size"] // sizes["num_attention_heads"],
             "hidden_act": "silu",
-            "vocab_size": len(self._tokens()),
+            "vocab_size": len(self._required(TOKENS)),
             "rope_parameters": {"rope_type": "default", "rope_theta": theta or 10_000.0},
             "tie_word_embeddings": "output.weight" not in named,
             "bos_token_id": self._value("tokenizer.ggml.bos_token_id"),
-            "eos_token_id": self._number("tokenizer.ggml.eos_token_id"),
+            "eos_token_id": self._required("tokenizer.ggml.eos_token_id"),
             "pad_token_id": self._value("tokenizer.ggml.padding_token_id"),
             "dtype": "bfloat16",
         }
 
     def other_files(self) -> dict[str, str]:
         """Name and content of the tokenizer's files and of the chat template."""
-        tokens = self._tokens()
+        tokens = self._required(TOKENS)
         config: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": self._number(f"{self._model_type}.context_length"),
+            "model_max_length": self._number("context_length"),
             "clean_up_tokenization_spaces": False,
         }
         for name in ("bos", "eos", "unknown", "padding"):
@@ -162,11 +152,11 @@ class GgufFile:
             prefix = "" if match["layer"] is None else f"model.layers.{match['layer']}."
             name = f"{prefix}{TENSORS[match['name']]}.weight"
             heads = 0
-            if self._architecture.is_permuted and match["name"] in ("attn_q", "attn_k"):
-                key = "head_count" if match["name"] == "attn_q" else "head_count_kv"
-                heads = self._number(f"{self._model_type}.attention.{key}")
+            if self._model_type == PERMUTED and match["name"] in _HEADS:
+                heads = self._number(_HEADS[match["name"]])
             shape = tuple(int(size) for size in reversed(tensor.shape))
-            yield Tensor(name, "bfloat16", shape, partial(self._read, tensor, heads))
+            read = partial(self._read, tensor, heads)
+            yield Tensor(name, "BF16", shape, 2 * math.prod(shape), read)
 
     def _read(self, tensor: ReaderTensor, permuted_heads: int) -> bytes:
         from gguf import dequantize
@@ -181,13 +171,9 @@ class GgufFile:
             values = pairs.swapaxes(1, 2)
         return bfloat16_bytes(values)
 
-    def _tokens(self) -> list[str]:
-        tokens: list[str] = self._required("tokenizer.ggml.tokens")
-        return tokens
-
     def _tokenizer(self, tokens: list[str]) -> Tokenizer:
-        kind = self._text("tokenizer.ggml.model")
-        split = self._text("tokenizer.ggml.pre")
+        kind = self._required("tokenizer.ggml.model")
+        split = self._required("tokenizer.ggml.pre")
         if kind != "gpt2" or split not in SPLITS:
             problem = "a tokenizer of this kind is not read from GGUF"
             remedy = f"Known: gpt2 with {' or '.join(SPLITS)}; or use the base in safetensors"
@@ -201,25 +187,22 @@ class GgufFile:
         for token, token_kind in zip(tokens, kinds, strict=True):
             if token_kind in (CONTROL, USER_DEFINED):
                 is_control = token_kind == CONTROL
-                added = AddedToken(token, special=is_control, normalized=False)
-                tokenizer.add_tokens([added])
+                tokenizer.add_tokens([AddedToken(token, special=is_control, normalized=False)])
         return tokenizer
 
-    def _value(self, key: str) -> Any:
-        field = self._reader.fields.get(key)
+    def _value(self, key: str, *, of_model: bool = False) -> Any:
+        """The metadata under a key, behind the architecture's name if it is `of_model`."""
+        field = self._reader.fields.get(f"{self._model_type}.{key}" if of_model else key)
         return None if field is None else field.contents()
 
-    def _required(self, key: str) -> Any:
-        value = self._value(key)
+    def _required(self, key: str, *, of_model: bool = False) -> Any:
+        value = self._value(key, of_model=of_model)
         if value is None:
             raise self._refusal("the file does not state this", "Use another file", key)
         return value
 
-    def _text(self, key: str) -> str:
-        return str(self._required(key))
-
     def _number(self, key: str) -> Any:
-        value = self._required(key)
+        value = self._required(key, of_model=True)
         if not isinstance(value, int | float):
             raise self._refusal(f"{key} is no number", "Use another file", value)
         return value

@@ -24,7 +24,6 @@ class Runs:
     label: str = ""  # its name in messages, where there are several
 
     def data(self, rule: str) -> Path:
-        """Folder with train.jsonl, validation.jsonl, test.jsonl."""
         return self.root / "data" / rule
 
     def adapter(self, model: str, rule: str, method: str, seed: int = 0) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +17,9 @@ from typing import Any
 from filelock import FileLock
 from tqdm import tqdm
 
-from guard.base_files import IN_PACKAGE, file_digest, folder_in_package
+from guard.base_files import file_digest, found_path, hub_errors
 from guard.base_weights import Tensor, tensors_of, write_tensors
 from guard.errors import GuardError
-from guard.home import own_or_shipped
 
 GGUF = "gguf:"  # begins a base that a GGUF file holds
 MADE_BY = 1  # counts up when what is made of the same file changes
@@ -31,12 +31,9 @@ WEIGHTS_INDEX = "model.safetensors.index.json"
 def gguf_file(base: str, revision: str | None, home: Path, where: str) -> Path:
     """The file that `gguf:` names: one in a package, by a path, or of a hub repository."""
     named = base.removeprefix(GGUF)
-    if named.startswith(IN_PACKAGE):
-        path = folder_in_package(named, where)
-    else:
-        path = own_or_shipped(home / Path(named).expanduser())
-        if not path.is_file() and named.count("/") == 2 and not named.startswith((".", "/", "~")):
-            path = _downloaded(named, revision, where)
+    path = found_path(named, home, where)
+    if not path.is_file() and re.fullmatch(r"[^./~:][^/:]*/[^/]+/[^/]+", named):
+        path = _downloaded(named, revision, where)
     if not path.is_file():
         raise GuardError(
             "no such GGUF file",
@@ -52,15 +49,8 @@ def _downloaded(named: str, revision: str | None, where: str) -> Path:
     from huggingface_hub import hf_hub_download
 
     repository, _, name = named.rpartition("/")
-    try:
+    with hub_errors("the GGUF file cannot be had", named, where):
         return Path(hf_hub_download(repository, name, revision=revision))
-    except (OSError, ValueError) as error:
-        raise GuardError(
-            f"the GGUF file cannot be had: {error}",
-            where=f"{where}: base",
-            got=named,
-            remedy="Check base and revision and the network, or download the file first",
-        ) from error
 
 
 def made_from_gguf(path: Path, layers: int | None, where: str) -> Path:
@@ -117,9 +107,10 @@ def _write(
     folder: Path, config: dict[str, Any], tensors: list[Tensor], layers: int | None, where: str
 ) -> None:
     """`config.json` and the weights of the first `layers`, all of them without a number."""
-    most = 1 + max((tensor.layer for tensor in tensors if tensor.layer is not None), default=-1)
     if layers is not None:
-        if not layers <= most:
+        numbers = [tensor.layer for tensor in tensors if tensor.layer is not None]
+        most = 1 + max(numbers, default=-1)
+        if layers > most:
             raise GuardError(
                 "the base has fewer layers, or none called model.layers.N",
                 where=f"{where}: layers",

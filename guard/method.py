@@ -1,6 +1,4 @@
-"""How a rule's examples become weights, by name. A recipe lists under `methods` which of them it
-uses; what a stage does for a method stands in that stage's own table.
-"""
+"""How a rule's examples become weights, by name. Stages have tables of what they do for each."""
 
 from __future__ import annotations
 
@@ -41,24 +39,14 @@ class Method:
     @property
     def files(self) -> tuple[str, ...]:
         """All files beside a card that decide what the weights answer."""
-        if self.is_adapter:
-            return self.weights, PEFT_CONFIG, *self.optional_files
-        return (self.weights,)
-
-    @property
-    def optional_files(self) -> tuple[str, ...]:
-        """Those that not all weights of the method have."""
-        if self.is_adapter:
-            return WORDS, HEAD
-        return ()
+        return (self.weights, PEFT_CONFIG, *OPTIONAL_FILES) if self.is_adapter else (self.weights,)
 
 
 PEFT_WEIGHTS = "adapter_model.safetensors"
 PEFT_CONFIG = "adapter_config.json"
-# A head, and the one on an aLoRA's states.
-HEAD = "head.safetensors"
-# The rule's word weights, a file beside the weights of an encoder's adapter.
-WORDS = "words.safetensors"
+HEAD = "head.safetensors"  # a head, and the one on an aLoRA's states
+WORDS = "words.safetensors"  # the rule's word weights beside those of an encoder's adapter
+OPTIONAL_FILES = (WORDS, HEAD)  # beside an adapter; a head's own file is not
 
 METHODS: dict[str, Method] = {
     method.name: method

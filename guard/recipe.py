@@ -1,6 +1,4 @@
-"""How to train and serve on one base model: `recipes/models/<name>.yaml`. What each key means
-stands in docs/recipes.md.
-"""
+"""How to train and serve on one base: `recipes/models/<name>.yaml`, all keys in docs/recipes.md."""
 
 from __future__ import annotations
 
@@ -10,12 +8,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from guard.base_files import (
-    downloaded_base,
-    folder_digest,
-    folder_or_hub_id,
-    hub_commit,
-)
+from guard.base_files import downloaded_base, folder_digest, folder_or_hub_id, hub_commit
 from guard.errors import GuardError, choose_from
 from guard.files.yaml_file import Strict, load_named
 from guard.home import HOME
@@ -34,13 +27,13 @@ Kind = Literal["decoder", "encoder", "gliner2"]
 
 # vLLM's EngineArgs by which an engine would compute with another base than the cards name, or by
 # rounded weights, keys or values of it.
-OF_ANOTHER_BASE = (
-    *("model", "revision", "code_revision", "hf_config_path", "quantization", "kv_cache_dtype"),
-    *("load_format", "hf_overrides"),
-)
+OF_ANOTHER_BASE = ["model", "revision", "code_revision", "hf_config_path", "quantization"]
+OF_ANOTHER_BASE += ["kv_cache_dtype", "load_format", "hf_overrides"]
 # What may be said of them all the same.
-LOAD_FORMATS = ("auto", "safetensors")
-HF_OVERRIDES = {"head_dtype"}
+HARMLESS: dict[str, list[Any]] = {
+    "load_format": ["auto", "safetensors"],
+    "hf_overrides": [{"head_dtype": dtype} for dtype in ("model", *get_args(Dtype))],
+}
 DEFAULT_MAX_RANK = 16  # vLLM's, where the `engine` section states no max_lora_rank
 
 
@@ -134,13 +127,10 @@ class Recipe(Strict):
     def _of_this_device(cls, dtype: object) -> object:
         if not isinstance(dtype, dict):
             return dtype
-        device = installed_device()
         devices = get_args(Device)
-        unknown = [str(name) for name in dtype if name not in devices]
-        if unknown or device not in dtype:
-            got = f"unknown: {', '.join(unknown)}" if unknown else f"none for {device}"
-            raise ValueError(f"a dtype for each of {', '.join(devices)}, or one for both ({got})")
-        return dtype[device]
+        if installed_device() not in dtype or not dtype.keys() <= set(devices):
+            raise ValueError(f"a dtype for each of {', '.join(devices)}, or one for both")
+        return dtype[installed_device()]
 
     @field_validator("engine")
     @classmethod
@@ -150,14 +140,9 @@ class Recipe(Strict):
             raise ValueError(f"dtype: one of {', '.join(get_args(Dtype))}, got {dtype!r}")
         for key in OF_ANOTHER_BASE:
             value = engine.get(key)
-            is_harmless = value is None or (key == "load_format" and value in LOAD_FORMATS)
-            if key == "hf_overrides" and isinstance(value, dict):
-                is_harmless = value.keys() <= HF_OVERRIDES
-            if not is_harmless:
-                raise ValueError(
-                    f"{key}: {value!r} would serve another base than the rules were trained on; "
-                    "name it as `base` and train on it"
-                )
+            if value is not None and value not in HARMLESS.get(key, ()):
+                problem = f"{key}: {value!r} would serve another base than the rules were trained"
+                raise ValueError(f"{problem} on; name it as `base` and train on it")
         return engine
 
     @field_validator("methods")
@@ -165,9 +150,7 @@ class Recipe(Strict):
     def _are_known(cls, methods: dict[str, MethodSettings]) -> dict[str, MethodSettings]:
         for name in methods:
             if name not in METHODS:
-                new = "an entry of METHODS in guard/method.py and of TRAINERS in train/methods.py"
-                problem = f"no method '{name}'. {choose_from(name, METHODS)}. A new one is {new}"
-                raise ValueError(problem)
+                raise ValueError(f"no method '{name}'. {choose_from(name, METHODS)}")
         return methods
 
     @model_validator(mode="after")
@@ -204,11 +187,9 @@ class Recipe(Strict):
 
     @property
     def serving_dtype(self) -> Dtype:
-        """The dtype of the base and its adapters in serving: `dtype`, unless `engine` names
-        another.
-
-        A float32 base is served in bfloat16 on a CPU that multiplies it: about twice as fast, for
-        logits that are off by thousandths of a nat in the median (docs/results/speed.md).
+        """Of the base and its adapters: `dtype`, unless `engine` names another. A float32 base is
+        served in bfloat16 on a CPU that multiplies it: twice as fast, for logits that are off by
+        thousandths of a nat in the median (docs/results/speed.md).
         """
         stated: Dtype | None = self.engine.get("dtype")
         if stated is not None:
@@ -219,7 +200,6 @@ class Recipe(Strict):
         return self.dtype
 
     def reads(self, rule: Rule) -> Reads:
-        """The turns that weights on this base read for the rule."""
         if KINDS[self.kind].only_judged_turns:
             return rule.reads
         return "conversation"
@@ -227,19 +207,14 @@ class Recipe(Strict):
     def check_model_type(self, model_type: str) -> None:
         served = KINDS[self.kind].model_types
         if model_type not in served:
-            raise GuardError(
-                "no rules are served on an encoder of this type",
-                where=f"{self._where}: base",
-                got=model_type,
-                remedy=f"Use one of {', '.join(served)}, or add a model to serve/vllm_encoder, and "
-                "its type to ENCODERS in serve/engine/backends/arguments.py and to KINDS in "
-                "guard/recipe.py",
-            )
+            problem = "no rules are served on an encoder of this type"
+            remedy = f"Use one of {', '.join(served)}; docs/recipes.md says how to add one"
+            where = f"{self._where}: base"
+            raise GuardError(problem, where=where, got=model_type, remedy=remedy)
 
     def served_as_trained(self) -> Recipe:
         """The recipe served in the dtype of training, unless `engine` names another: a head is
-        fitted to the base's exact states, which bfloat16 moves by .3 nats on average
-        (docs/lessons.md).
+        fitted to the base's exact states.
         """
         dtype = self.engine.get("dtype", self.dtype)
         return self.model_copy(update={"engine": self.engine | {"dtype": dtype}})
@@ -266,8 +241,7 @@ class Recipe(Strict):
 
     @property
     def max_rank(self) -> int:
-        rank: int = self.engine.get("max_lora_rank", DEFAULT_MAX_RANK)
-        return rank
+        return int(self.engine.get("max_lora_rank", DEFAULT_MAX_RANK))
 
     def training_settings(self, method: str) -> dict[str, Any]:
         """What a card says of how its weights were trained."""
@@ -298,7 +272,6 @@ class Recipe(Strict):
 
     @property
     def source(self) -> str:
-        """The folder, hub id or GGUF file that the base is, or is made of."""
         if self.base.startswith(GGUF):
             return str(gguf_file(self.base, self.revision, MODELS.parent.parent, self._where))
         return folder_or_hub_id(self.base, MODELS.parent.parent, self._where)

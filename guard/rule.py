@@ -104,9 +104,8 @@ def text_hash(rule_text: str) -> str:
 def in_words(rule: Rule, note: str = "") -> str:
     """The whole rule for an LLM or a person who decides by it, with a `note` after the policy."""
     parts = [f"Rule: {rule.title}\n{rule.policy.strip()}"]
-    examples: list[str] = []
-    for example in rule.examples:
-        examples.append(f"{example.text.strip()} -> {'yes' if example.violates else 'no'}")
+    answers = {True: "yes", False: "no"}
+    examples = [f"{case.text.strip()} -> {answers[case.violates]}" for case in rule.examples]
     if rule.turns == "last":
         last = LAST_TURNS[rule.judged]
         parts.append(f"Only {last} counts; what stands before it is context.")
@@ -142,12 +141,7 @@ def rule_names(selection: str, rules: Path = RULES) -> list[str]:
 
 
 def labelling(rule: Rule) -> dict[str, Any]:
-    return {
-        "judged": rule.judged,
-        "turns": rule.turns,
-        "commands": rule.commands,
-        "depends_on_context": rule.depends_on_context,
-    }
+    return rule.model_dump(include={"judged", "turns", "commands", "depends_on_context"})
 
 
 def check_labelling(data: Path, rule: Rule) -> None:
@@ -166,8 +160,6 @@ def check_labelling(data: Path, rule: Rule) -> None:
     if changed:
         was = ", ".join(f"{name}: {json.dumps(then[name])}" for name in changed)
         now = ", ".join(f"{name}: {json.dumps(labelling(rule)[name])}" for name in changed)
-        raise GuardError(
-            f"the rows of {rule.id} were made for {was}; the rule says {now}",
-            where=data,
-            remedy=f"Run `make data RULE={rule.id}` again, rows of your own with labels that fit",
-        )
+        problem = f"the rows of {rule.id} were made for {was}; the rule says {now}"
+        remedy = f"Run `make data RULE={rule.id}` again, rows of your own with labels that fit"
+        raise GuardError(problem, where=data, remedy=remedy)

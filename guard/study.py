@@ -1,6 +1,5 @@
 """A study: a rule trained on several sets of rows and tested on the same rows, to compare them.
-Each of its points is a folder laid out as `runs/` is, so every stage does there what it does in
-`runs/`.
+Each of its points is a folder laid out as `runs/` is.
 """
 
 from __future__ import annotations
@@ -28,9 +27,7 @@ STUDY = "study.json"
 
 
 class StudyPoint(Strict):
-    """The rows that one training draws, those for validation included; `seed` is of draw and
-    training.
-    """
+    """The rows that one training draws, validation included; `seed` is of draw and training."""
 
     rows: int
     seed: int
@@ -42,9 +39,7 @@ class StudyPoint(Strict):
 
 class Study(Strict):
     """What is compared. `data` is the name of the file of rows, None: the rows of `make data`;
-    `path` is where it was.
-
-    `labelled_for` is the rule that the file's rows name, if it is another one than `rule`.
+    `path` is where it was, `labelled_for` the rule that its rows name, if another than `rule`.
     """
 
     kind: StudyKind
@@ -68,10 +63,8 @@ class Study(Strict):
 
 
 def study_folder(root: Path, kind: StudyKind, rule: str, data: Path | None) -> Path:
-    name = rule
-    if data is not None:
-        name = f"{rule}-{data.name.partition('.')[0]}"
-    return root / kind / name
+    of_data = "" if data is None else f"-{data.name.partition('.')[0]}"
+    return root / kind / f"{rule}{of_data}"
 
 
 def load_study(folder: Path) -> Study:
@@ -92,9 +85,7 @@ def origin_of(example: Example) -> Origin:
 
 
 def add_recipe_arguments(parser: ArgumentParser) -> None:
-    model = (
-        "a recipe in recipes/models (default: tiny); several separated by commas stand side by side"
-    )
+    model = "a recipe in recipes/models (default: tiny), or several separated by commas"
     parser.add_argument("--model", default="tiny", help=model)
     parser.add_argument("--method", help="a method that the recipes list (default: all of them)")
 
@@ -111,5 +102,4 @@ def add_study_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--rule", required=True, help="a rule's name")
     data = "a file of labelled rows as for make data (default, for a curve: the rule's own data)"
     parser.add_argument("--data", type=Path, help=data)
-    runs = "output folder (default runs/)"
-    parser.add_argument("--runs", type=Path, default=Runs().root, help=runs)
+    parser.add_argument("--runs", type=Path, default=Runs().root, help="output (default runs/)")

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from guard.coverage import ConversationForm, Coverage
 
 ECE_BINS = 15  # Guo et al., 2017
@@ -56,9 +58,9 @@ class Calibration:
             raise ValueError(f"the threshold must be a probability, got {self.threshold}")
         if not abs(self.bias) < math.inf:
             raise ValueError(f"the bias must be finite, got {self.bias}")
-        if not 0 <= self.uncertainty_band[0] <= self.uncertainty_band[1] <= 1:
-            problem = "the uncertainty band must be two probabilities in order"
-            raise ValueError(f"{problem}, got {self.uncertainty_band}")
+        low, high = self.uncertainty_band
+        if not 0 <= low <= high <= 1:
+            raise ValueError(f"the band must be two probabilities in order, got {low}, {high}")
 
     def p_violation(self, logit: float) -> float:
         """Calibrated probability that the rule is violated. A NaN must never read as "allow"."""
@@ -72,9 +74,7 @@ class Calibration:
         return low < high and low <= p_violation <= high
 
     def verdict(self, rule: str, logit: float, form: ConversationForm | None = None) -> Verdict:
-        """The decision; not confident where the coverage is known and the conversation's `form` is
-        not.
-        """
+        """The decision; without a `form` not confident where the coverage is known."""
         p = self.p_violation(logit)
         confident = not self._is_uncertain(p) and self._is_covered(p, logit, form)
         return Verdict(rule, logit, p, self.threshold, confident)
@@ -89,13 +89,11 @@ class Calibration:
 def expected_calibration_error(
     labels: Sequence[int], p_violation: Sequence[float], bins: int = ECE_BINS
 ) -> float | None:
-    """Mean |share that violates - mean p_violation| over equal-width bins of p_violation,
-    weighted by size (Naeini et al., 2015). `labels` are 1 where the rule is violated. None for no
-    examples.
+    """Mean |share that violates - mean p_violation| over equal-width bins of p_violation, weighted
+    by size (Naeini et al., 2015). None for no examples.
     """
     if not labels:
         return None
-    gaps = [0.0] * bins
-    for label, p in zip(labels, p_violation, strict=True):
-        gaps[min(int(p * bins), bins - 1)] += label - p
-    return sum(abs(gap) for gap in gaps) / len(labels)
+    p = np.asarray(p_violation)
+    bin_of = np.minimum((p * bins).astype(int), bins - 1)
+    return float(np.abs(np.bincount(bin_of, np.asarray(labels) - p)).sum() / len(p))

@@ -20,10 +20,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class WrongValue:
-    """One problem: the `path` to the value, pydantic's `kind` of problem, and both in words.
-
-    `got` is empty where the value itself says nothing.
-    """
+    """One problem at `path`, of pydantic's `kind`; `got` is empty where the value says nothing."""
 
     path: Path
     kind: str
@@ -32,7 +29,6 @@ class WrongValue:
 
     @property
     def key(self) -> str:
-        """The path as `messages.2.content`."""
         return ".".join(str(part)[:LONGEST_SHOWN] for part in self.path)
 
     def __str__(self) -> str:

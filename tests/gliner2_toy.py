@@ -13,17 +13,14 @@ import torch
 from gliner2.configuration import ExtractorConfig
 from gliner2.models.span.model import SpanExtractorModel
 from peft import LoraConfig, PeftModel, get_peft_model
-from tokenizers import Tokenizer, trainers
-from tokenizers.models import Unigram
-from tokenizers.pre_tokenizers import Metaspace
 from transformers import DebertaV2Config, DebertaV2Tokenizer, PreTrainedTokenizerFast
 
 from guard.conversation.example import Message
 from guard.prompt.gliner2 import Gliner2PromptBuilder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import text_hash
-from guard.weights.card import Card, file_digests
-from guard.weights.head import answer_hash
+from tests import toy_tokenizers
+from tests.serve import cards
 
 ENCODER_TARGETS = ("query_proj", "key_proj", "value_proj", "dense")
 CLASSIFIER_TARGETS = ("classifier.0", "classifier.2")
@@ -42,14 +39,9 @@ def wordpiece() -> PreTrainedTokenizerFast:
 @functools.cache
 def unigram() -> PreTrainedTokenizerFast:
     """DeBERTa-v3's kind, which tells letters' case apart, with few words."""
-    trained = Tokenizer(Unigram())
-    trained.pre_tokenizer = Metaspace()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     text = ["The assistant must not give medical advice. My head hurts, and a knee: 800 mg [a](b)"]
-    trainer = trainers.UnigramTrainer(
-        vocab_size=120, special_tokens=special, unk_token="[UNK]", show_progress=False
-    )
-    trained.train_from_iterator(text * 20, trainer)
+    trained = toy_tokenizers.unigram(text * 20, special, "[UNK]")
     scores = sorted(trained.get_vocab().items(), key=lambda pair: pair[1])
     vocabulary = [(piece, 0.0 if piece in special else -float(id_)) for piece, id_ in scores]
     return DebertaV2Tokenizer(vocab=vocabulary)
@@ -58,21 +50,12 @@ def unigram() -> PreTrainedTokenizerFast:
 def fresh() -> Any:
     """gliner2's model with the same random weights each time."""
     torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 128}
     encoder = DebertaV2Config(
-        vocab_size=30522,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=128,
-        initializer_range=0.2,
-        relative_attention=True,
-        pos_att_type=["p2c", "c2p"],
-        position_biased_input=False,
-        type_vocab_size=0,
-        share_att_key=True,
-        position_buckets=8,
-        norm_rel_ebd="layer_norm",
+        **{"vocab_size": 30522, "num_hidden_layers": 2, "num_attention_heads": 4, **sizes},
+        **{"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8},
+        **{"position_biased_input": False, "type_vocab_size": 0, "share_att_key": True},
+        **{"norm_rel_ebd": "layer_norm", "initializer_range": 0.2},
     )
     config = ExtractorConfig(architecture="span", max_width=8, counting_layer="count_lstm_v2")
     return SpanExtractorModel(config, encoder_config=encoder, tokenizer=wordpiece()).eval()
@@ -85,20 +68,12 @@ def save_base(folder: Path) -> Path:
 
 
 def gliner2_recipe(base: Path, **replaced: object) -> Recipe:
+    lora = {"r": 4, "lora_alpha": 8, "target_modules": list(TARGETS)}
     fields: dict[str, object] = {
-        "name": "toy",
-        "kind": "gliner2",
-        "base": str(base),
-        "dtype": "float32",
-        "context_tokens": 1024,
-        "window_tokens": WINDOW,
+        **{"name": "toy", "kind": "gliner2", "base": str(base), "dtype": "float32"},
+        **{"context_tokens": 1024, "window_tokens": WINDOW},
         "trainer": {"max_steps": 20, "eval_steps": 10, "per_device_train_batch_size": 8},
-        "methods": {
-            "lora": {
-                "lora": {"r": 4, "lora_alpha": 8, "target_modules": list(TARGETS)},
-                "trainer": {"learning_rate": 1e-2},
-            }
-        },
+        "methods": {"lora": {"lora": lora, "trainer": {"learning_rate": 1e-2}}},
         "engine": {"max_lora_rank": 8, "max_loras": 4, "enforce_eager": True},
     }
     return Recipe.model_validate(fields | replaced)
@@ -115,30 +90,15 @@ def save_adapter(folder: Path, *, seed: int, rank: int, targets: Sequence[str]) 
 
 
 def save_card(folder: Path, recipe: Recipe, rule_text: str) -> None:
-    Card(
-        rule=folder.name,
-        rule_text=rule_text,
-        rule_hash=text_hash(rule_text),
-        prompt_hash=Gliner2PromptBuilder.of(recipe).hash,
-        answer_hash=answer_hash(),
-        method="lora",
-        model=recipe.name,
-        base=recipe.base,
-        base_revision=recipe.base_revision,
-        data_hash="none",
-        test_sha256="none",
-        seed=0,
-        recipe={},
-        versions={},
-        metrics={},
-        temperature=1.0,
-        bias=0.0,
+    cards.save_card(
+        folder,
+        folder.name,
+        "lora",
+        **{"rule_text": rule_text, "rule_hash": text_hash(rule_text), "model": recipe.name},
+        **{"prompt_hash": Gliner2PromptBuilder.of(recipe).hash, "base": recipe.base},
+        **{"base_revision": recipe.base_revision, "temperature": 1.0, "threshold": 0.5},
         uncertainty_band=(0.5, 0.5),
-        coverage=None,
-        threshold=0.5,
-        max_fpr=None,
-        files=file_digests(folder, "lora"),
-    ).save(folder)
+    )
 
 
 def adapted(folder: Path | None) -> Any:

@@ -16,38 +16,6 @@ from guard.recipe import MODELS
 from guard.rule import load_rule
 
 TINY = MODELS / "tiny"
-UNKNOWN = "[UNK]"
-# Qwen3's added tokens in Qwen3's order; the second ones match in plain text too.
-SPECIAL = [
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|object_ref_start|>",
-    "<|object_ref_end|>",
-    "<|box_start|>",
-    "<|box_end|>",
-    "<|quad_start|>",
-    "<|quad_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-]
-NOT_SPECIAL = [
-    "<tool_call>",
-    "</tool_call>",
-    "<|fim_prefix|>",
-    "<|fim_middle|>",
-    "<|fim_suffix|>",
-    "<|fim_pad|>",
-    "<|repo_name|>",
-    "<|file_sep|>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
-]
 
 
 def content_of(file: str) -> dict[str, Any]:
@@ -84,15 +52,3 @@ def test_what_the_tests_call_unseen_was_unseen_by_the_base() -> None:
     recorded = provenance["phrasings"]
     assert set(recorded) == set(provenance["joint"]["rules"])
     assert {rule: seen_phrasings(rule) for rule in recorded} == recorded
-
-
-def test_the_base_has_qwen3s_architecture_context_and_control_tokens() -> None:
-    config = content_of("config.json")
-    assert config["architectures"] == ["Qwen3ForCausalLM"]
-    assert config["max_position_embeddings"] >= 8192
-    tokens = content_of("tokenizer.json")["added_tokens"]
-    added = [token for token in tokens if token["content"] != UNKNOWN]
-    assert [token["content"] for token in added] == SPECIAL + NOT_SPECIAL
-    assert [token["content"] for token in added if token["special"]] == SPECIAL
-    end = config["vocab_size"]
-    assert [token["id"] for token in added] == list(range(end - len(added), end))

@@ -21,7 +21,7 @@ from data.ingest import conversation
 from data.llm_reply import WRITING, Filled, filled, words
 from data.rows import BadRow, read_rows
 from guard.conversation.example import Message
-from guard.endpoint import Completion, Endpoint, endpoint_settings, finished, price
+from guard.endpoint import Completion, Endpoint, endpoint_settings, finished, price, setting
 from guard.errors import GuardError
 from guard.files.answer_file import AnswerFile
 from guard.home import own_or_shipped
@@ -77,19 +77,8 @@ def writers_for(
         wanted=examples or max(FEWEST_EXAMPLES, earlier.get("examples", EXAMPLES)),
         unlabelled=file,
         seeds=tuple(_conversations(file, rule)) if file else (),
-        budget_usd=_budget_usd(),
+        budget_usd=setting(os.environ, "GENERATOR_BUDGET_USD", price, "USD, for example 5"),
     )
-
-
-def _budget_usd() -> float | None:
-    budget = os.environ.get("GENERATOR_BUDGET_USD", "")
-    if not budget:
-        return None
-    try:
-        return price(budget)
-    except ValueError as error:
-        problem = f"GENERATOR_BUDGET_USD has a bad value: {error}"
-        raise GuardError(problem, got=budget, remedy="USD, for example 5") from error
 
 
 def _conversations(unlabelled: str, rule: Rule) -> Iterator[tuple[Message, ...]]:

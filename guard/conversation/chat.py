@@ -7,6 +7,7 @@ turn with a picture, a sound, a file or a key that nobody knows is a PartlyRead.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -92,11 +93,9 @@ class ContentPart(BaseModel):
 
     @property
     def kind(self) -> str:
-        if self.type in OTHER_PARTS:
-            return OTHER_PARTS[self.type]
-        if keys.NAME.fullmatch(self.type):
-            return f"a part of type {self.type!r}"
-        return "a part of an unknown type"
+        is_name = keys.NAME.fullmatch(self.type)
+        unknown = f"a part of type {self.type!r}" if is_name else "a part of an unknown type"
+        return OTHER_PARTS.get(self.type, unknown)
 
 
 # The first wrong item is enough: every further error would take a kilobyte.
@@ -167,7 +166,8 @@ def turns(
 ) -> tuple[Message, ...]:
     """Messages as turns, after a system turn that describes `tools` if there are any."""
     messages = list(messages)
-    _refuse_long_arguments(messages, tools)
+    calls = list(itertools.chain.from_iterable(message.calls for message in messages))
+    _refuse_long_arguments([*tools, *calls])
     rendered_turns: list[Message] = []
     tool_names: dict[str, str] = {}  # by the id of a tool call
     try:
@@ -181,19 +181,13 @@ def turns(
                     tool_names[call_id] = str(function.get("name", ""))
             rendered_turns.append(_turn(number, message, tool_names))
     except RecursionError:
-        raise GuardError(
-            "a tool or a tool call is nested too deeply to be read",
-            remedy="Send parameters and arguments that are nested less deeply",
-        ) from None
+        problem = "a tool or a tool call is nested too deeply to be read"
+        remedy = "Send parameters and arguments that are nested less deeply"
+        raise GuardError(problem, remedy=remedy) from None
     return tuple(rendered_turns)
 
 
-def _refuse_long_arguments(
-    messages: Iterable[ChatMessage], tools: Iterable[Mapping[str, Any]]
-) -> None:
-    calls = list(tools)
-    for message in messages:
-        calls += message.calls
+def _refuse_long_arguments(calls: Iterable[Mapping[str, Any]]) -> None:
     arguments = [function_of(call)[0].get("arguments") for call in calls]
     characters = sum(len(text) for text in arguments if isinstance(text, str))
     if characters > MAX_ARGUMENTS:
@@ -213,9 +207,8 @@ def unread_parts(conversation: Iterable[Message]) -> tuple[str, ...]:
 def says_nothing(conversation: Iterable[Message]) -> bool:
     """Whether nothing is seen and no part is unread; what describes tools is said by nobody."""
     for turn in conversation:
-        if turn.role == "system" and turn.content.startswith(TOOLS):
-            continue
-        if isinstance(turn, PartlyRead) or is_seen(turn.content):
+        describes_tools = turn.role == "system" and turn.content.startswith(TOOLS)
+        if not describes_tools and (isinstance(turn, PartlyRead) or is_seen(turn.content)):
             return False
     return True
 
@@ -223,7 +216,6 @@ def says_nothing(conversation: Iterable[Message]) -> bool:
 def turns_of(
     value: Any, tools: Sequence[Mapping[str, Any]] = (), *, where: object
 ) -> tuple[Message, ...]:
-    """Turns of untrusted JSON."""
     if not isinstance(value, list | tuple) or not value:
         return as_messages(value, where=where)  # which says what is wrong
     messages = [_chat_message(item, turn, where) for turn, item in enumerate(value)]
@@ -242,9 +234,7 @@ def _chat_message(item: Any, turn: int, where: object) -> ChatMessage:
 
 
 def is_seen(text: str) -> bool:
-    """Whether a reader sees anything of the text. It is read in pieces, ASCII first: `visible`
-    takes seconds for a long text.
-    """
+    """Whether a reader sees anything of it; in pieces: `visible` takes seconds for a long text."""
     for piece in PIECE.finditer(text):
         words = " ".join(set(piece[0].split()))
         plain = without_escapes(words).strip()  # spaces alone are the quickest to find
@@ -278,27 +268,22 @@ def _turn(number: int, message: ChatMessage, tool_names: Mapping[str, str]) -> M
             return PartlyRead(role, "\n".join(lines), unread)
         return Message(role, "\n".join(lines))
     except GuardError as error:
-        raise GuardError(
-            f"message {number}: {error.problem}", got=error.got, remedy=error.remedy
-        ) from error
+        problem = f"message {number}: {error.problem}"
+        raise GuardError(problem, got=error.got, remedy=error.remedy) from error
 
 
 def function_of(call: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The function of a tool call or of a described tool, and what beside it may be rendered."""
     for key in FUNCTION_KEYS:
         if isinstance(call.get(key), Mapping):
-            beside: dict[str, Any] = {}
-            for name, value in keys.spoken(call, keys.TOOL).items():
-                if name != key and value is not None:
-                    beside[name] = value
-            return dict(call[key]), beside
+            beside = keys.spoken({name: call[name] for name in call if name != key}, keys.TOOL)
+            stated = {name: value for name, value in beside.items() if value is not None}
+            return dict(call[key]), stated
     return dict(call), {}
 
 
 def _line(tool: Mapping[str, Any]) -> str:
-    """A tool call or a tool's description as a line of JSON, then what stands beside its function,
-    as a chat template may show that.
-    """
+    """A tool call or a tool as JSON, then what a chat template may show beside its function."""
     function, beside = function_of(tool)
     if isinstance(function.get("arguments"), str):
         function["arguments"] = _arguments(function["arguments"])
@@ -309,9 +294,7 @@ def _line(tool: Mapping[str, Any]) -> str:
 
 
 def _arguments(text: str) -> Any:
-    """A call's arguments, decoded: an escape could hide a word. Text that is no JSON for Python may
-    be some for the tool's parser.
-    """
+    """A call's arguments without escapes, which could hide a word, though they are not JSON."""
     try:
         return json.loads(text, object_pairs_hook=_all_pairs, parse_int=_whole_number)
     except (ValueError, RecursionError):
@@ -326,9 +309,7 @@ def _unescaped(escapes: re.Match[str]) -> str:
 def _all_pairs(pairs: list[tuple[str, Any]]) -> Any:
     """An object; where a key is repeated its pairs, since readers differ in which one counts."""
     distinct = dict(pairs)
-    if len(distinct) == len(pairs):
-        return distinct
-    return pairs
+    return distinct if len(distinct) == len(pairs) else pairs
 
 
 def _whole_number(digits: str) -> int | str:

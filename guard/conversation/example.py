@@ -60,13 +60,11 @@ class Example:
             remedy = "Write 1 for a violation, 0 otherwise"
             raise GuardError("label must be 0 or 1", got=repr(self.label), remedy=remedy)
         if self.split not in SPLITS:
-            raise GuardError(
-                "unknown split", got=repr(self.split), remedy=f"Known: {', '.join(SPLITS)}"
-            )
+            remedy = f"Known: {', '.join(SPLITS)}"
+            raise GuardError("unknown split", got=repr(self.split), remedy=remedy)
 
     @property
     def is_generated(self) -> bool:
-        """Whether the offline generator wrote it, whatever an own row says of its source."""
         return self.source == GENERATOR and self.meta.get("stratum") != REAL
 
 
@@ -86,9 +84,8 @@ def _as_message(item: Any, turn: int, where: object) -> Message:
     try:
         return Message(str(item.get("role")), item["content"])
     except GuardError as error:
-        raise GuardError(
-            f"turn {turn}: {error.problem}", where=where, got=error.got, remedy=error.remedy
-        ) from error
+        problem = f"turn {turn}: {error.problem}"
+        raise GuardError(problem, where=where, got=error.got, remedy=error.remedy) from error
 
 
 def read_examples(path: Path) -> list[Example]:

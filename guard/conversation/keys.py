@@ -50,9 +50,8 @@ MESSAGE: Shapes = {
     **dict.fromkeys(("object", "status", "phase", "model", "modelName", "tool_name"), WORD),
     **dict.fromkeys(("finish_reason", "native_finish_reason", "stop_reason"), WORD),
     **dict.fromkeys(("stop_sequence", "metadata"), WORD),
-    **dict.fromkeys(
-        ("tool_call_id", "call_id", "user", "parent_id", "parentId", "childrenIds"), ID
-    ),
+    **dict.fromkeys(("tool_call_id", "call_id", "user"), ID),
+    **dict.fromkeys(("parent_id", "parentId", "childrenIds"), ID),
     **dict.fromkeys(("created", "created_at", "timestamp"), TIME),
     "usage": SETTING,
 }
@@ -83,7 +82,6 @@ def is_silent(key: str, value: Any, silent: Shapes) -> bool:
 
 
 def spoken(fields: Mapping[str, Any], silent: Shapes) -> dict[str, Any]:
-    """The fields that may carry text that is judged."""
     return {key: value for key, value in fields.items() if not is_silent(key, value, silent)}
 
 

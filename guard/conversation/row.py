@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from guard.conversation import keys
@@ -40,25 +40,23 @@ _TEMPLATE = re.compile(
 def conversation_of(fields: Mapping[str, Any], text_role: str = "user") -> tuple[Message, ...]:
     """The turns of a row; a `text` is said by `text_role`. What is null is not there."""
     present = {name: value for name, value in fields.items() if value is not None}
-    beside: tuple[str, ...]
     if "messages" in present:
         turns = _turns_of_messages(present)
-        beside = ("prompt", "text")
+        beside = ["prompt", "text"]
     elif "prompt" in present or "response" in present:
         turns = _exchange(present)
-        beside = ("tools", "text")
+        beside = ["tools", "text"]
     elif "text" in present:
         turns = turns_of([_said(present, "text", text_role)], where="text")
-        beside = ("tools",)
+        beside = ["tools"]
     else:
-        nulls = [f", {name} is null" for name in CONVERSATION_FIELDS if name in fields]
-        raise GuardError(
-            "no conversation" + "".join(nulls),
-            got=", ".join(fields)[:200] or "nothing",
-            remedy="A row needs messages, or prompt and response, or text, not null and not empty",
-        )
+        nulls = "".join(f", {name} is null" for name in CONVERSATION_FIELDS if name in fields)
+        got = ", ".join(fields)[:200] or "nothing"
+        remedy = "A row needs messages, or prompt and response, or text, not null and not empty"
+        raise GuardError(f"no conversation{nulls}", got=got, remedy=remedy)
     turns = _after_system(turns, present)
-    for name in (*beside, *_of_other_formats(present)):
+    beside += [name for name in present if _is_of_another_format(name)]
+    for name in beside:
         _refuse_left_out(name, present.get(name), turns)
     if says_nothing(turns):
         remedy = "Leave the row out, or write down what was said"
@@ -66,11 +64,9 @@ def conversation_of(fields: Mapping[str, Any], text_role: str = "user") -> tuple
     return turns
 
 
-def _of_other_formats(present: Mapping[str, Any]) -> Iterator[str]:
-    for name in present:
-        is_read = name in (*CONVERSATION_FIELDS, "system", "tools")
-        if not is_read and _NO_LETTER.sub("", str(name).lower()) in FOREIGN_FIELDS:
-            yield name
+def _is_of_another_format(name: str) -> bool:
+    is_read = name in (*CONVERSATION_FIELDS, "system", "tools")
+    return not is_read and _NO_LETTER.sub("", str(name).lower()) in FOREIGN_FIELDS
 
 
 def json_cell(value: Any, name: str) -> Any:
@@ -88,10 +84,8 @@ def _refuse_left_out(name: str, value: Any, turns: Sequence[Message]) -> None:
     """Raise GuardError where the field `name`, which is not read, has tools, or says what no turn
     says. A number says nothing, nor an object that only names a prompt's template.
     """
-    remedy = f"Make it one of the turns, or leave {name} out"
     if name == "tools":
         is_left_out = _describes_tools(value)
-        remedy = "Write the conversation as messages, or leave the tools out"
     elif isinstance(value, str):
         is_left_out = not (_is_said(value, turns) or _renders(value, turns))
     elif isinstance(value, dict):
@@ -99,11 +93,9 @@ def _refuse_left_out(name: str, value: Any, turns: Sequence[Message]) -> None:
     else:
         is_left_out = isinstance(value, list) and not _are_said(value, turns)
     if is_left_out:
-        raise GuardError(
-            f"{name} stands beside a conversation that is read without it, and would be left out",
-            got=repr(value)[:60],
-            remedy=remedy,
-        )
+        problem = f"{name} stands beside a conversation that is read without it, and would be left"
+        remedy = f"Make it one of the messages, or leave {name} out"
+        raise GuardError(f"{problem} out", got=repr(value)[:60], remedy=remedy)
 
 
 def _describes_tools(tools: Any) -> bool:
@@ -165,7 +157,6 @@ def _exchange(present: Mapping[str, Any]) -> tuple[Message, ...]:
 
 
 def _said(present: Mapping[str, Any], name: str, role: str) -> dict[str, str]:
-    """The text of the field `name` as a message of `role`."""
     value = present[name]
     if not isinstance(value, str):
         remedy = "Write text, or messages as OpenAI has them"
@@ -196,10 +187,8 @@ def _with_response(turns: tuple[Message, ...], response: Any) -> tuple[Message, 
     is_read_whole = type(answer) is Message or type(answer) is type(turns[-1])
     if is_read_whole and f"\n{answer.content.strip()}\n" in f"\n{turns[-1].content.strip()}\n":
         return turns
-    raise GuardError(
-        "the messages end with another reply than the response",
-        remedy="Leave one of them out, or have one row for each",
-    )
+    remedy = "Leave one of them out, or have one row for each"
+    raise GuardError("the messages end with another reply than the response", remedy=remedy)
 
 
 def _answers_in(response: Any) -> list[dict[str, Any]]:
@@ -238,9 +227,7 @@ def _refuse_beside_the_messages(
 
 
 def _reply_in(text: str) -> Any:
-    """The message or chat completion that a cell holds as JSON; else the text, which may be JSON
-    too.
-    """
+    """The message or chat completion that a cell holds as JSON; else the text itself."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -11,9 +11,8 @@ from guard.errors import GuardError
 
 
 def imported(file: Path, kind: str) -> ModuleType:
-    """The module in a file. Files beside it can be imported by it.
-
-    Raises GuardError for whatever its code raises; `kind` says what the file is for.
+    """The module in a file of this `kind`, which can import files beside it. Raises GuardError for
+    whatever its code raises.
     """
     if not file.is_file():
         raise GuardError("no such file", where=file, remedy=f"Name {kind}")
@@ -22,8 +21,7 @@ def imported(file: Path, kind: str) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where pydantic looks for the types that it names
-    if str(file.resolve().parent) not in sys.path:
-        sys.path.append(str(file.resolve().parent))
+    sys.path.append(str(file.resolve().parent))
     try:
         spec.loader.exec_module(module)
     except Exception as error:

@@ -1,6 +1,4 @@
-"""The one reader of JSON that others wrote: no key stands twice in an object, since readers differ
-in which one counts.
-"""
+"""JSON that others wrote. No key stands twice in an object: readers differ in which one counts."""
 
 from __future__ import annotations
 
@@ -89,9 +87,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _repeated_key(text: str) -> RepeatedKey:
-    """The error for the first key that stands again in its object. No part of the text is read
-    twice.
-    """
+    """The error for the first key that stands again in its object, found in one pass."""
     objects: list[set[str]] = []  # the keys of those that are open, the innermost last
     for sign in _SIGN.finditer(text):
         if sign[0] == "{":

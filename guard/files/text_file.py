@@ -27,26 +27,23 @@ def read_text(path: Path) -> str:
     """The file's text, unpacked where its name ends in .gz."""
     try:
         content = path.read_bytes()
+        if problem := unlike_its_name(path.name, content):
+            raise GuardError(problem, where=path, remedy="Rename it")
+        if path.name.endswith(".gz"):
+            content = gzip.decompress(content)
+        if problem := no_text(content):
+            raise GuardError(problem, where=path, remedy=SAVE)
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        where = f"{path}:{len((error.object[: error.start] + b'.').splitlines())}"
+        got = wrong_byte(error)
+        raise GuardError("not UTF-8 text", where=where, got=got, remedy=SAVE) from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        problem = f"not a readable gzip file: {error}"
+        raise GuardError(problem, where=path, remedy="Compress it again") from error
     except OSError as error:
         problem = f"cannot be read: {error.strerror}"
         raise GuardError(problem, where=path, remedy="Name a file that can be read") from error
-    if problem := unlike_its_name(path.name, content):
-        raise GuardError(problem, where=path, remedy="Rename it")
-    if path.name.endswith(".gz"):
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error) as error:
-            problem = f"not a readable gzip file: {error}"
-            raise GuardError(problem, where=path, remedy="Compress it again") from error
-    if problem := no_text(content):
-        raise GuardError(problem, where=path, remedy=SAVE)
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = len((error.object[: error.start] + b".").splitlines())
-        raise GuardError(
-            "not UTF-8 text", where=f"{path}:{line}", got=wrong_byte(error), remedy=SAVE
-        ) from error
 
 
 def unlike_its_name(name: str, head: bytes) -> str:

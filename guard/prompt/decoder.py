@@ -54,10 +54,7 @@ SAMPLE = tuple(
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids up to where the verdict is predicted.
-
-    The adapter is active from the index `invocation_start` on.
-    """
+    """Token ids up to where the verdict is predicted; the adapter is active from the start on."""
 
     token_ids: tuple[int, ...]
     invocation_start: int
@@ -85,28 +82,21 @@ class PromptBuilder:
         self._answer = self._answer_ids(answer_prefix)
 
     @classmethod
-    def from_base(
-        cls, base: str, *, revision: str | None = None, answer_prefix: str = ""
-    ) -> PromptBuilder:
-        return cls(load_tokenizer(base, revision), answer_prefix=answer_prefix)
+    def from_base(cls, base: str, *, answer_prefix: str = "") -> PromptBuilder:
+        return cls(load_tokenizer(base, None), answer_prefix=answer_prefix)
 
     @classmethod
     def of(cls, recipe: Recipe) -> PromptBuilder:
-        """The builder for the recipe's base, as adapters are trained and served on it."""
         if recipe.kind != "decoder":
             where, remedy = f"recipe {recipe.name}", "Name another one, as MODEL=tiny"
-            raise GuardError(
-                "this works only on a decoder", where=where, got=recipe.kind, remedy=remedy
-            )
-        return cls.from_base(
-            recipe.base_path, revision=recipe.commit, answer_prefix=recipe.answer_prefix
-        )
+            problem = "this works only on a decoder"
+            raise GuardError(problem, where=where, got=recipe.kind, remedy=remedy)
+        tokenizer = load_tokenizer(recipe.base_path, recipe.commit)
+        return cls(tokenizer, answer_prefix=recipe.answer_prefix)
 
     @cached_property
     def hash(self) -> str:
-        """Over how text is read, and the prompt of a fixed conversation and rule: weights answer
-        these.
-        """
+        """Over how text is read and a fixed prompt is built: weights answer exactly these."""
         return fingerprint(reading_hash(), rendering_hash(), self._sample())
 
     def build(self, messages: Sequence[Message], rule_text: str) -> Prompt:
@@ -136,20 +126,13 @@ class PromptBuilder:
         return [*self._header("user"), *self._text_ids(text), *self._turn_end, *self._answer]
 
     def invocation(self, rule_text: str) -> tuple[int, ...]:
-        """The header that `suffix_ids` begins with: the adapter is active from its last occurrence
-        on.
-        """
+        """The header that `suffix_ids` begins with: its last occurrence activates the adapter."""
         role = "user" if rule_text.split() else "assistant"
         return tuple(self._header(role))
 
     def _sample(self) -> list[Any]:
-        return [
-            self.prefix_ids(SAMPLE),
-            self.suffix_ids(SAMPLE[0].content),
-            self.suffix_ids(""),
-            self.yes_id,
-            self.no_id,
-        ]
+        suffixes = [self.suffix_ids(SAMPLE[0].content), self.suffix_ids("")]
+        return [self.prefix_ids(SAMPLE), *suffixes, self.yes_id, self.no_id]
 
     def _set_tokenizer(self, tokenizer: Tokenizer) -> None:
         self._scaffold = Tokenizer.from_str(tokenizer.to_str())
@@ -166,12 +149,10 @@ class PromptBuilder:
     def _answer_ids(self, answer_prefix: str) -> list[int]:
         prefix = self._scaffold.encode(answer_prefix, add_special_tokens=False).ids
         if self._control("<|im_start|>") in prefix:
-            raise GuardError(
-                "the answer prefix must not start a turn: the adapter is active from the last "
-                "header on",
-                got=answer_prefix,
-                remedy="Take <|im_start|> out of the recipe's answer_prefix",
-            )
+            # The adapter is active from the last header on.
+            remedy = "Take <|im_start|> out of the recipe's answer_prefix"
+            problem = "the answer prefix must not start a turn"
+            raise GuardError(problem, got=answer_prefix, remedy=remedy)
         return [*self._header("assistant"), *prefix]
 
     def _text_ids(self, text: str) -> list[int]:
@@ -185,11 +166,9 @@ class PromptBuilder:
     def _control(self, token: str) -> int:
         token_id = self._scaffold.token_to_id(token)
         if token_id is None:
-            raise GuardError(
-                f"the tokenizer has no {token} token",
-                remedy="Use a decoder with Qwen's chat template, an encoder with BERT's or "
-                "RoBERTa's tokens, or a GLiNER2",
-            )
+            remedy = "Use a decoder with Qwen's chat template, an encoder with BERT's or RoBERTa's "
+            remedy += "tokens, or a GLiNER2"
+            raise GuardError(f"the tokenizer has no {token} token", remedy=remedy)
         return int(token_id)
 
     def _single(self, word: str) -> int:

@@ -59,11 +59,8 @@ class EncoderPromptBuilder(PromptBuilder):
 
     def _sample(self) -> list[Any]:
         ids = self.prefix_ids(SAMPLE * 3)
-        windows = cut_windows(
-            ids, (self.start_id,), self.separator_id, limit=32, speaker_of=self._speaker
-        )
         windows_and_spans = []
-        for window in windows:
+        for window in self._cut(ids, limit=32):
             spans = [span[:3] for span in cut_spans(window, limit=5)]  # without the turn's number
             windows_and_spans.append([window.token_ids, spans])
         constants = [self.start_id, self.window_tokens, OVERLAP, SPAN_TOKENS]
@@ -86,13 +83,11 @@ class EncoderPromptBuilder(PromptBuilder):
         return ()
 
     def windows(self, token_ids: Sequence[int], reads: Reads) -> list[Window]:
-        """The windows that the encoder reads, each with the turns that count, of which it has one
-        or more.
-        """
-        windows = cut_windows(
-            token_ids, (self.start_id,), self.separator_id, self.window_tokens, self._speaker
-        )
-        return select_counting_turns(windows, reads)
+        """The windows that the encoder reads, each with the turns that count, one or more."""
+        return select_counting_turns(self._cut(token_ids, self.window_tokens), reads)
+
+    def _cut(self, token_ids: Sequence[int], limit: int) -> list[Window]:
+        return cut_windows(token_ids, (self.start_id,), self.separator_id, limit, self._speaker)
 
     def opening(self, token_ids: Sequence[int], reads: Reads) -> list[int]:
         """The turns before the first judged one; none if no judged speaker speaks."""

@@ -206,7 +206,6 @@ def _readable(data: bytes) -> str:
 
 
 def _is_whole(text: str) -> bool:
-    """Whether a readable text is long and has no character that is none."""
     return len(text) >= LONG and "\ufffd" not in text and " ".join(text.split()).isprintable()
 
 

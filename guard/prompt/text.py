@@ -128,9 +128,7 @@ def _undisguised(text: str) -> str:
 
 
 def _without_controls(text: str) -> str:
-    """The text without control and format characters, except line breaks and joiners, with at most
-    MARKS on a letter and with plain styles.
-    """
+    """Without control and format characters, with at most MARKS on a letter, in plain styles."""
     joiners = {match.start() for match in _JOINERS.finditer(text)}
     characters: list[str] = []
     marks = 0

@@ -104,14 +104,12 @@ def _turn_parts(
     room: int,
     speaker_of: Callable[[Sequence[int]], str],
 ) -> list[_TurnPart]:
+    ends = [end for end, token in enumerate(token_ids, start=1) if token == separator_id]
     parts: list[_TurnPart] = []
-    number, start = 0, 0
-    for end, token in enumerate(token_ids, start=1):
-        if token == separator_id:
-            turn = token_ids[start:end]
-            speaker = speaker_of(turn)
-            parts += [_TurnPart(ids, speaker, number) for ids in _overlapping(turn, room)]
-            number, start = number + 1, end
+    for number, (start, end) in enumerate(itertools.pairwise([0, *ends])):
+        turn = token_ids[start:end]
+        speaker = speaker_of(turn)
+        parts += [_TurnPart(ids, speaker, number) for ids in _overlapping(turn, room)]
     return parts
 
 
@@ -146,7 +144,7 @@ def counting(speakers: Sequence[str], reads: Reads, turns: Sequence[int] = ()) -
     if reads not in LAST_OF.values():
         return counted
     numbers = turns or everything
-    last = max(numbers[index] for index in counted)
+    last = numbers[counted[-1]]
     return [index for index in counted if numbers[index] == last]
 
 
@@ -160,12 +158,10 @@ def select_counting_turns(windows: Sequence[Window], reads: Reads) -> list[Windo
     """The windows of one conversation that have turns which count for a rule, with these alone."""
     turns = list(itertools.chain.from_iterable(window.turns for window in windows))
     speakers, numbers = [turn.speaker for turn in turns], [turn.turn for turn in turns]
-    counted = set(counting(speakers, reads, numbers))
+    counted = {numbers[index] for index in counting(speakers, reads, numbers)}
     selected: list[Window] = []
-    first = 0  # the window's first turn
     for window in windows:
-        spans = [turn for index, turn in enumerate(window.turns, first) if index in counted]
-        first += len(window.turns)
+        spans = tuple(turn for turn in window.turns if turn.turn in counted)
         if spans:
-            selected.append(Window(window.token_ids, tuple(spans)))
+            selected.append(Window(window.token_ids, spans))
     return selected

@@ -21,12 +21,14 @@ from guard.files.atomic import atomic_write
 from guard.files.strict_json import load_json
 from guard.files.yaml_file import Strict, validate
 from guard.layout import fingerprint
-from guard.method import METHODS
+from guard.method import METHODS, OPTIONAL_FILES
 from guard.rule import Reads
 from guard.verdict import Calibration
 
 CARD = "card.json"
 VERSION = "version"  # the key of `Card.version` in the file
+RESTORE = "Train again or restore the folder"
+FORCE = "Run `make train` for this rule, with FORCE=1"  # which would keep an old card otherwise
 
 ThresholdBy = Literal["rule", "max_fpr", "threshold"]
 Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -95,13 +97,10 @@ class Card(Strict):
 
     @cached_property
     def version(self) -> str:
-        """Identifies these weights with this card: it covers every field, so whatever decides an
-        answer.
-        """
+        """Identifies these weights: it covers every field, so whatever decides an answer."""
         return fingerprint(self.model_dump(mode="json"))
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """The card with other values, checked as any, and of another version."""
         return type(self)(**(self.model_dump() | dict(update or {})))
 
     def save(self, folder: Path) -> None:
@@ -112,7 +111,6 @@ class Card(Strict):
 
 
 def load_card(folder: Path) -> Card:
-    """The card of a folder of weights, whose files are all the card's."""
     card = read_card(folder)
     check_files(card, file_digests(folder, card.method), folder)
     return card
@@ -121,21 +119,17 @@ def load_card(folder: Path) -> Card:
 def check_files(card: Card, digests: Mapping[str, str], folder: Path) -> None:
     for name in sorted(card.files.keys() | digests.keys()):
         if card.files.get(name) != digests.get(name):
-            raise GuardError(
-                f"the weights are not those of the card: {name} is another file",
-                where=folder,
-                got=digests.get(name, "no such file")[:12],
-                remedy="Train again or restore the folder",
-            )
+            problem = f"the weights are not those of the card: {name} is another file"
+            got = digests.get(name, "no such file")[:12]
+            raise GuardError(problem, where=folder, got=got, remedy=RESTORE)
 
 
 def check_rule(card: Card, rule: str, folder: Path) -> None:
     """The verdicts of another rule's card would pass for this one's."""
     if card.rule != rule:
+        problem = f"the weights are not of the rule {rule!r}"
         remedy = f"Run `make train RULE={rule}`, or put the folder where its own rule's weights are"
-        raise GuardError(
-            f"the weights are not of the rule {rule!r}", where=folder, got=card.rule, remedy=remedy
-        )
+        raise GuardError(problem, where=folder, got=card.rule, remedy=remedy)
 
 
 def read_card(folder: Path) -> Card:
@@ -146,18 +140,13 @@ def read_card(folder: Path) -> Card:
         if not folder.is_dir():
             problem += "; there is no such folder"
         raise GuardError(problem, where=folder, remedy="Run `make train` for this rule")
-    content = load_json(path, remedy="Train again or restore the folder")
+    content = load_json(path, remedy=RESTORE)
     stated = content.pop(VERSION, None) if isinstance(content, dict) else None
-    # A card of an earlier version: training without FORCE=1 would keep it.
-    remedy = "Train it again: `make train` for this rule, with FORCE=1"
-    card = validate(content, Card, where=path, remedy=remedy)
+    card = validate(content, Card, where=path, remedy=FORCE)
     if stated != card.version:
-        raise GuardError(
-            f"the card was edited: its version is {card.version[:12]} now, not the one it states",
-            where=path,
-            got=str(stated)[:12],
-            remedy="Restore it or run `make train`; `make calibrate` chooses another threshold",
-        )
+        problem = f"the card was edited: its version is {card.version[:12]} now"
+        remedy = "Restore it or run `make train`; `make calibrate` chooses another threshold"
+        raise GuardError(problem, where=path, got=str(stated)[:12], remedy=remedy)
     return card
 
 
@@ -165,14 +154,12 @@ def file_digests(folder: Path, method: str) -> dict[str, str]:
     """SHA-256 by name of each file that decides what weights of this method answer."""
     digests: dict[str, str] = {}
     for name in METHODS[method].files:
-        if name in METHODS[method].optional_files and not (folder / name).is_file():
-            continue
-        remedy = "Run `make train` for this rule, with FORCE=1"
         try:
             with (folder / name).open("rb") as file:
                 digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
         except FileNotFoundError:
-            raise GuardError(f"no {name}", where=folder, remedy=remedy) from None
+            if name == METHODS[method].weights or name not in OPTIONAL_FILES:
+                raise GuardError(f"no {name}", where=folder, remedy=FORCE) from None
         except OSError as error:
-            raise GuardError(f"cannot be read: {error}", where=folder, remedy=remedy) from error
+            raise GuardError(f"cannot be read: {error}", where=folder, remedy=FORCE) from error
     return digests

@@ -14,10 +14,9 @@ PREDICTIONS = "predictions.jsonl"
 
 def write_predictions(folder: Path, rows: Iterable[tuple[str, str, float]]) -> None:
     """Write rows of an id, a split and a logit; test rows' logits are the method's reference's."""
-    lines = []
-    for row_id, split, logit in rows:
-        lines.append(json.dumps({"id": row_id, "split": split, "logit": logit}) + "\n")
-    (folder / PREDICTIONS).write_text("".join(lines), encoding="utf-8")
+    with (folder / PREDICTIONS).open("w", encoding="utf-8") as file:
+        for row_id, split, logit in rows:
+            file.write(json.dumps({"id": row_id, "split": split, "logit": logit}) + "\n")
 
 
 def read_predictions(folder: Path, split: str, remedy: str) -> dict[str, float]:
@@ -35,7 +34,6 @@ def read_predictions(folder: Path, split: str, remedy: str) -> dict[str, float]:
                 if not math.isfinite(logit):
                     raise ValueError(f"the logit is {logit}")
         except (ValueError, KeyError, TypeError) as error:
-            raise GuardError(
-                f"not a prediction: {error!r}", where=f"{path}:{number}", remedy=remedy
-            ) from error
+            where = f"{path}:{number}"
+            raise GuardError(f"not a prediction: {error!r}", where=where, remedy=remedy) from error
     return logits

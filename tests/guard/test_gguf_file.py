@@ -9,29 +9,20 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from guard.errors import GuardError
-from guard.gguf_file import GgufFile, bfloat16_bytes
+from guard.gguf_file import GgufFile
 from guard.made_base import made_from_gguf
 from guard.recipe import load_recipe
+from tests.toy_tokenizers import byte_level_bpe
 
 HIDDEN, HEADS, KV_HEADS, LAYERS, FFN = 64, 4, 2, 3, 96
 CONTROLS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
-def trained_tokenizer() -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(
-        vocab_size=320,
-        special_tokens=CONTROLS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(["yes and no, yes or no", "12 34 5678 words in a text"], trainer)
-    return tokenizer
+CORPUS = ["yes and no, yes or no", "12 34 5678 words in a text"]
 
 
 def write_gguf(
@@ -39,21 +30,20 @@ def write_gguf(
 ) -> None:
     """A random decoder, stored as llama.cpp stores it, in 8 bits."""
     random = np.random.default_rng(5)
-    tokenizer = trained_tokenizer()
+    tokenizer = byte_level_bpe(CORPUS, CONTROLS)
     ids = tokenizer.get_vocab()
+    head_dim = 128 if arch == "qwen3" else HIDDEN // HEADS  # of a qwen3 transformers reads no other
     writer = gguf.GGUFWriter(path, arch)
-    writer.add_context_length(256)
-    writer.add_block_count(LAYERS)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(FFN)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
+    prefix = f"{arch}."
+    sizes = {"context_length": 256, "block_count": LAYERS, "embedding_length": HIDDEN}
+    sizes |= {"feed_forward_length": FFN, "attention.head_count": HEADS}
+    sizes |= {"attention.head_count_kv": KV_HEADS, "attention.key_length": head_dim}
+    for key, size in sizes.items():
+        writer.add_uint32(prefix + key, size)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(50_000.0)
     if scaling:
         writer.add_rope_scaling_type(gguf.RopeScalingType(scaling))
-    if arch == "qwen3":
-        writer.add_key_length(128)  # the only one that transformers reads
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(split)
     writer.add_token_list(sorted(ids, key=lambda token: ids[token]))
@@ -63,19 +53,13 @@ def write_gguf(
     writer.add_token_merges([" ".join(merge) for merge in merges])
     writer.add_eos_token_id(2)
     writer.add_chat_template("{{ messages }}")
-    head_dim = 128 if arch == "qwen3" else HIDDEN // HEADS
     shapes = {"token_embd": (len(ids), HIDDEN), "output_norm": (HIDDEN,)}
     for layer in range(LAYERS):
         block = {
-            "attn_norm": (HIDDEN,),
-            "ffn_norm": (HIDDEN,),
-            "attn_q": (HEADS * head_dim, HIDDEN),
-            "attn_k": (KV_HEADS * head_dim, HIDDEN),
-            "attn_v": (KV_HEADS * head_dim, HIDDEN),
-            "attn_output": (HIDDEN, HEADS * head_dim),
-            "ffn_gate": (FFN, HIDDEN),
-            "ffn_up": (FFN, HIDDEN),
-            "ffn_down": (HIDDEN, FFN),
+            **{"attn_norm": (HIDDEN,), "ffn_norm": (HIDDEN,)},
+            **{"attn_q": (HEADS * head_dim, HIDDEN), "attn_output": (HIDDEN, HEADS * head_dim)},
+            **dict.fromkeys(("attn_k", "attn_v"), (KV_HEADS * head_dim, HIDDEN)),
+            **{"ffn_gate": (FFN, HIDDEN), "ffn_up": (FFN, HIDDEN), "ffn_down": (HIDDEN, FFN)},
         }
         if arch == "qwen3":
             block |= {"attn_q_norm": (head_dim,), "attn_k_norm": (head_dim,)}
@@ -96,9 +80,8 @@ def write_gguf(
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("guard.made_base.CACHE", tmp_path / "cache")
-    return tmp_path / "cache"
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3"])
@@ -119,22 +102,15 @@ def test_the_decoder_computes_as_the_one_that_transformers_reads(arch: str, tmp_
         assert torch.equal(ours(tokens).logits, theirs(tokens).logits)
 
 
-@pytest.mark.parametrize(
-    ("split", "text", "words"),
-    [
-        ("smollm", "in 1234 words", ["in", "Ġ", "1", "2", "3", "4", "Ġwords"]),
-        ("qwen2", "in 1234 words", ["in", "Ġ", "1", "2", "3", "4", "Ġwords"]),
-    ],
-)
-def test_the_text_is_split_as_the_file_says(
-    split: str, text: str, words: list[str], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("split", ["smollm", "qwen2"])
+def test_the_text_is_split_as_the_file_says(split: str, tmp_path: Path) -> None:
     write_gguf(tmp_path / "toy.gguf", "qwen3", split=split)
     files = GgufFile(tmp_path / "toy.gguf").other_files()
     tokenizer = Tokenizer.from_str(files["tokenizer.json"])
     assert tokenizer.pre_tokenizer is not None
+    text = "in 1234 words"
     found = [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
-    assert found == words
+    assert found == ["in", "Ġ", "1", "2", "3", "4", "Ġwords"]
     assert tokenizer.encode("a<|im_end|>").tokens[-1] == "<|im_end|>"
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
     assert files["chat_template.jinja"] == "{{ messages }}"
@@ -158,14 +134,6 @@ def test_what_is_no_such_decoder_is_refused(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(GuardError, match="not a whole GGUF file"):
             list(GgufFile(path).tensors())
-
-
-def test_values_are_rounded_to_bfloat16_as_torch_rounds_them() -> None:
-    values = torch.randn(10_000, generator=torch.Generator().manual_seed(2)) * 3
-    ties = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 0.0, -0.0, 1e-40])
-    values = torch.cat([values, ties])
-    expected = values.bfloat16().view(torch.int16).numpy().tobytes()
-    assert bfloat16_bytes(values.numpy()) == expected
 
 
 @pytest.mark.slow

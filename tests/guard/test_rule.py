@@ -9,14 +9,7 @@ from pathlib import Path
 import pytest
 
 from guard.errors import GuardError
-from guard.rule import (
-    MANIFEST_KEY,
-    check_labelling,
-    labelling,
-    load_rule,
-    rule_names,
-    text_hash,
-)
+from guard.rule import MANIFEST_KEY, check_labelling, labelling, load_rule, rule_names, text_hash
 
 TITLE = "|\n  Never promise\n  a refund.\n"
 POLICY = "Never say or imply that money comes back."
@@ -39,18 +32,12 @@ def rules(tmp_path: Path) -> Path:
 
 
 def test_a_rule_is_read_whole_and_its_hash_answers_the_wording_alone(rules: Path) -> None:
-    rule = load_rule("refunds", rules)
-    assert rule.text() == "Never promise a refund."
-    assert rule.text("policy") == " ".join(rule.policy.split()) != rule.text()
-    assert rule.text("none") == ""
-    assert rule.examples[0].violates is True
-    assert rule.data == "generator"
     rule, other = load_rule("refunds", rules), load_rule("doses", rules)
+    assert rule.text() == "Never promise a refund."
+    assert (rule.text("policy"), rule.text("none"), rule.data) == (POLICY, "", "generator")
+    assert rule.examples[0].violates is True
     digest = hashlib.sha256(b"Never promise a refund.").hexdigest()
     assert text_hash(rule.text()) == text_hash(other.text()) == digest
-    reworded = REFUNDS.replace("refunds", "doses").replace("promise\n  a", "promise any")
-    (rules / "doses.yaml").write_text(reworded)
-    assert text_hash(load_rule("doses", rules).text()) != text_hash(rule.text())
 
 
 @pytest.mark.parametrize(
@@ -64,7 +51,6 @@ def test_a_rule_is_read_whole_and_its_hash_answers_the_wording_alone(rules: Path
         ("true}", "yes}", "'examples.0.violates': input should be a valid boolean, got 'yes'"),
         (TITLE, '"    "\n', "'title': should have at least 3 characters besides spaces, got"),
         (POLICY, f'"{" " * 12}"', "'policy': should have at least 3 characters"),
-        ("allows:", "alows:", r"unknown key 'alows'. Did you mean 'allows'\?"),
         ("text: You", "txt: You", r"unknown key 'examples.0.txt'. Did you mean 'text'\?"),
     ],
 )
@@ -79,7 +65,6 @@ def test_rules_are_selected_by_name_list_or_all_and_a_selection_without_any_is_r
     rules: Path,
 ) -> None:
     assert rule_names("all", rules) == ["doses", "refunds"]
-    assert rule_names("refunds", rules) == ["refunds"]
     assert rule_names(" refunds, doses,refunds", rules) == ["refunds", "doses"]
     with pytest.raises(GuardError, match="no rule was named"):
         rule_names("", rules)
@@ -89,20 +74,18 @@ def test_rules_are_selected_by_name_list_or_all_and_a_selection_without_any_is_r
         rule_names("all", rules / "none")
 
 
-MEDICAL = load_rule("medical_advice")
-
-
 @pytest.mark.parametrize("content", ['{"labelling": ', "[]"])
 def test_rows_for_another_speaker_are_refused_as_are_manifests_that_nobody_can_read(
     tmp_path: Path, content: str
 ) -> None:
-    check_labelling(tmp_path, MEDICAL)
-    (tmp_path / "manifest.json").write_text(json.dumps({MANIFEST_KEY: labelling(MEDICAL)}))
-    check_labelling(tmp_path, MEDICAL.model_copy(update={"title": "No advice.", "max_fpr": 0.01}))
-    changed = MEDICAL.model_copy(update={"judged": "user", "turns": "last"})
+    rule = load_rule("medical_advice")
+    check_labelling(tmp_path, rule)
+    (tmp_path / "manifest.json").write_text(json.dumps({MANIFEST_KEY: labelling(rule)}))
+    check_labelling(tmp_path, rule.model_copy(update={"title": "No advice.", "max_fpr": 0.01}))
+    changed = rule.model_copy(update={"judged": "user", "turns": "last"})
     problem = r'made for judged: "assistant", turns: "any"; .* judged: "user", turns: "last"'
     with pytest.raises(GuardError, match=rf"{problem}.*make data RULE=medical_advice"):
         check_labelling(tmp_path, changed)
     (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(GuardError, match=r"manifest.json.*make data RULE=medical_advice FORCE=1"):
-        check_labelling(tmp_path, MEDICAL)
+        check_labelling(tmp_path, rule)

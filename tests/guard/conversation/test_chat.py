@@ -1,15 +1,18 @@
-"""OpenAI's messages as turns: every word of them as text, and what is no text is named."""
+"""OpenAI's messages as turns: every word of them as text, and what is no text is named. Which keys
+carry no text that is judged, and which values may stand under them.
+"""
 
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guard.conversation import chat
+from guard.conversation import chat, keys
 from guard.conversation.chat import (
     MAX_ARGUMENTS,
     ChatMessage,
@@ -21,8 +24,8 @@ from guard.conversation.chat import (
     unread_parts,
 )
 from guard.conversation.example import Message
+from guard.conversation.keys import MESSAGE, is_silent, unread_keys
 from guard.errors import GuardError
-from guard.prompt.encodings import without_escapes
 
 CALL = {
     "id": "call_7",
@@ -44,16 +47,9 @@ def words(**message: Any) -> str:
     return turn.content
 
 
-ROLES = {"developer": "system", "function": "tool"} | {role: role for role in chat.ROLES.values()}
-
-
-@pytest.mark.parametrize(("theirs", "ours"), ROLES.items())
-def test_every_role_of_openai_s_is_one_of_ours(theirs: str, ours: str) -> None:
-    assert read({"role": theirs, "content": "Hi"}) == (Message(ours, "Hi"),)
-    assert chat.ROLES.keys() == ROLES.keys()
-
-
 def test_all_that_a_message_says_is_lines_of_one_turn() -> None:
+    for theirs, ours in {"developer": "system", "function": "tool", "user": "user"}.items():
+        assert read({"role": theirs, "content": "Hi"}) == (Message(ours, "Hi"),)
     parts = [{"type": "text", "text": "One."}, {"type": "refusal", "refusal": "No."}]
     assert words(content=parts) == "One.\nNo."
     assert words(content=None, refusal="I must not.") == "I must not."
@@ -72,17 +68,6 @@ def test_a_turn_says_who_it_is_from_and_a_result_which_tool_gave_it() -> None:
     assert named.content == "From bo:\nHi"
     assert result == Message("tool", "From pay:\ndone")
     assert unknown == Message("tool", "done")
-
-
-@pytest.mark.parametrize("call", WITHOUT_ID)
-def test_a_call_without_an_id_has_no_result(call: dict[str, Any]) -> None:
-    said = {"role": "assistant", "tool_calls": [call]}
-    others = [
-        {"role": "user", "content": "Hi"},
-        {"role": "tool", "content": "done", "tool_call_id": ""},
-        {"role": "tool", "content": "done", "tool_call_id": "None"},
-    ]
-    assert read(said, *others)[1:] == read(*others)
 
 
 def test_tools_are_described_first_and_untrusted_json_is_read_as_the_server_reads_it() -> None:
@@ -133,14 +118,10 @@ MESSAGES = st.fixed_dictionaries(
 
 
 @given(st.lists(MESSAGES, min_size=1, max_size=6), st.integers(0, 6))
-def test_what_comes_later_changes_no_turn_before_it(
+def test_what_comes_later_changes_no_turn_and_only_a_result_depends_on_what_came_before(
     messages: list[dict[str, Any]], count: int
 ) -> None:
     assert read(*messages[:count]) == read(*messages)[:count]
-
-
-@given(st.lists(MESSAGES, min_size=1, max_size=6))
-def test_only_a_result_depends_on_what_came_before_it(messages: list[dict[str, Any]]) -> None:
     for message, turn in zip(messages, read(*messages), strict=True):
         if message.get("tool_call_id") != CALL["id"]:
             assert read(message) == (turn,)
@@ -161,25 +142,23 @@ def test_what_training_cannot_read_is_named(value: Any, problem: str) -> None:
         turns_of(value, where="x")
 
 
-HIDING = {
-    "a key twice": '{"text": "ibuprofen", "text": "ok"}',
-    "a long number": '{"n": ' + "1" * 5000 + ', "text": "\\u0069buprofen"}',
-    "a byte order mark": '\ufeff{"text": "\\u0069buprofen"}',
-    "a last comma": '{"text": "\\u0069buprofen",}',
-}
+HIDING = [
+    '{"text": "ibuprofen", "text": "ok"}',
+    '{"n": ' + "1" * 5000 + ', "text": "\\u0069buprofen"}',
+    '\ufeff{"text": "\\u0069buprofen"}',
+    '{"text": "\\u0069buprofen",}',
+]
 
 
-@pytest.mark.parametrize("arguments", HIDING.values(), ids=HIDING)
-def test_no_word_of_arguments_is_hidden_by_what_readers_of_json_differ_in(arguments: str) -> None:
-    call = {"type": "function", "function": {"name": "pay", "arguments": arguments}}
-    assert "ibuprofen" in words(tool_calls=[call])
+def test_no_word_of_arguments_is_hidden_by_what_readers_of_json_differ_in() -> None:
+    for arguments in HIDING:
+        assert "ibuprofen" in words(function_call={"name": "pay", "arguments": arguments})
     for unread in ("{broken", "[" * 100_000):
-        assert unread in words(tool_calls=[{"function": {"name": "pay", "arguments": unread}}])
+        assert unread in words(function_call={"name": "pay", "arguments": unread})
 
 
-def test_what_stands_beside_a_function_or_a_text_is_read_but_for_what_an_ordinary_tool_has() -> (
-    None
-):
+def test_what_stands_beside_a_function_or_a_text_is_read() -> None:
+    """But for what an ordinary tool has."""
     for beside in ({"custom": {"input": "ibuprofen"}}, {"note": "ibuprofen"}):
         for function in ({"name": "pay"}, {"name": "pay", "custom": "", "note": ""}):
             assert "ibuprofen" in words(tool_calls=[{"function": function, **beside}])
@@ -188,11 +167,8 @@ def test_what_stands_beside_a_function_or_a_text_is_read_but_for_what_an_ordinar
     called = {"id": "call_1", "type": "function", "index": 0, "custom": None}
     called["extra_content"] = {"google": {"thought_signature": "ibuprofen"}}
     assert words(tool_calls=[{**called, "function": {"name": "pay"}}]) == '{"name": "pay"}'
-    message = ChatMessage.model_validate(
-        {"role": "user", "content": [{"type": "text", "content": "ibuprofen"}]}
-    )
-    (turn,) = turns([message])
-    assert unread_parts([turn]) == ("message 0 has the key 'content.0.content'",)
+    unread = read({"role": "user", "content": [{"type": "text", "content": "ibuprofen"}]})
+    assert unread_parts(unread) == ("message 0 has the key 'content.0.content'",)
 
 
 def test_long_arguments_and_signs_without_ink_are_read_at_once_and_deep_nesting_is_refused() -> (
@@ -205,32 +181,25 @@ def test_long_arguments_and_signs_without_ink_are_read_at_once_and_deep_nesting_
     nested: list[Any] = []
     for _ in range(100_000):
         nested = [nested]
-    message = ChatMessage(role="user", content="Hi")
-    with pytest.raises(GuardError, match="nested too deeply"):
-        turns([message], [{"function": {"parameters": nested}}])
     for function in ({"name": "pay", "arguments": nested}, {"name": nested}):
         call = ChatMessage(role="assistant", tool_calls=[{"function": function}])
         with pytest.raises(GuardError, match="nested too deeply"):
-            turns([message, call])
+            turns([ChatMessage(role="user", content="Hi"), call])
 
 
 @pytest.mark.parametrize("content", ["", "\n", "\u200b"])
-def test_a_name_is_a_line_though_nothing_follows_it_unless_nobody_sees_it_or_it_is_a_tool_s(
-    content: str,
-) -> None:
+def test_a_name_is_a_line_unless_nobody_sees_it_or_it_is_a_silent_tool_s(content: str) -> None:
     # Else no rule would read what stands in it.
-    named = ChatMessage(role="user", name="Take 800 mg", content=content)
-    (turn,) = turns([named])
-    assert turn.content.startswith("From Take 800 mg:") and not says_nothing([turn])
+    named = read({"role": "user", "name": "Take 800 mg", "content": content})
+    assert named[0].content.startswith("From Take 800 mg:") and not says_nothing(named)
     # Else an empty turn would be read in place of the text before it. The tool's name stands in its
     # call.
     empty = [
         {"role": "tool", "tool_call_id": "call_7", "content": content},
         {"role": "user", "name": "\u200b ", "content": content},
     ]
-    turns_of_them = read({"role": "assistant", "tool_calls": [CALL]}, *empty)
-    assert [turn.content for turn in turns_of_them[1:]] == [content, content]
-    assert says_nothing(turns_of_them[1:])
+    _, *silent = read({"role": "assistant", "tool_calls": [CALL]}, *empty)
+    assert [turn.content for turn in silent] == [content, content] and says_nothing(silent)
 
 
 def test_what_models_read_and_what_cannot_be_read_say_something_and_tools_are_said_by_nobody() -> (
@@ -247,78 +216,94 @@ def test_what_models_read_and_what_cannot_be_read_say_something_and_tools_are_sa
         assert not says_nothing(read({"role": "system"} | speaks))
 
 
-def test_a_sign_that_nobody_sees_is_looked_up_once_for_all_messages(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    looked_up: list[str] = []
-
-    def unseen(sign: str) -> str:
-        looked_up.append(sign)
-        return ""
-
-    monkeypatch.setattr("guard.conversation.chat.visible", unseen)
-    signs = "".join(chr(0xE0180 + number) for number in range(100))
-    assert says_nothing([Message("user", signs)] * 100)
-    assert sorted(looked_up) == list(signs)
-
-
 @pytest.mark.parametrize("sign", ["% ", "&#65", "\\u0041", "a&#8203; ", "&#8203; a%20"])
-def test_a_long_text_that_says_something_is_read_until_it_does(
-    sign: str, monkeypatch: pytest.MonkeyPatch
+def test_a_long_text_is_read_until_it_says_something_and_unseen_signs_are_looked_up_once(
+    sign: str,
 ) -> None:
-    read_characters = 0
-
-    def counted(text: str) -> str:
-        nonlocal read_characters
-        read_characters += len(text)
-        return without_escapes(text)
-
-    monkeypatch.setattr("guard.conversation.chat.without_escapes", counted)
-    long_text = sign * 2000 + "\n" + sign * 100_000
-    assert not says_nothing(read({"role": "user", "content": long_text}))
-    assert 0 < read_characters < 20_000
+    began = time.thread_time()
+    assert not says_nothing(read({"role": "user", "content": sign * 2000 + "\n" + sign * 999_999}))
+    signs = "".join(chr(0xE0100 + number) for number in range(0xF0))
+    assert says_nothing([Message("user", signs)] * 4_000)
+    assert time.thread_time() - began < 0.5  # which either of them would take otherwise
 
 
-@pytest.mark.parametrize("blank", ["&#8203;", "&#8203; ", "%20 ", "&amp;#8203;\n", "\\u200b\u200b"])
-def test_a_sign_behind_a_long_blank_is_seen_all_the_same(blank: str) -> None:
-    long_blank = blank * 3000
-    assert says_nothing([Message("user", long_blank)])
-    for sign in ("!", " &#97;", "\u4e2d"):
-        assert not says_nothing([Message("user", f"{long_blank}{sign}{long_blank}")])
+def test_a_sign_behind_a_long_blank_is_seen_all_the_same() -> None:
+    for blank in ("&#8203;", "&#8203; ", "%20 ", "&amp;#8203;\n", "\\u200b\u200b"):
+        long_blank = blank * 3000
+        assert says_nothing([Message("user", long_blank)])
+        for sign in ("!", " &#97;", "\u4e2d"):
+            assert not says_nothing([Message("user", f"{long_blank}{sign}{long_blank}")])
 
 
-@pytest.mark.parametrize("unit", ["[],", "\\u0041x"])
-def test_arguments_beyond_the_limit_are_not_decoded(
-    unit: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arguments_beyond_the_limit_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither in one call nor in several together, nor in the description of a tool."""
     monkeypatch.setattr("guard.conversation.chat._arguments", lambda _: pytest.fail("decoded"))
-    half = {"function": {"name": "pay", "arguments": unit * (MAX_ARGUMENTS // len(unit) // 2 + 2)}}
-    message = ChatMessage(role="assistant", tool_calls=[half])
+    half = {"function": {"name": "pay", "arguments": "[]," * (MAX_ARGUMENTS // 6 + 2)}}
+    calls = ChatMessage(role="assistant", tool_calls=[half])
     function = ChatMessage(role="assistant", function_call=half["function"])
-    for messages, tools in (([message, function], []), ([message], [half])):
+    both = ChatMessage(role="assistant", tool_calls=[half, half])
+    for messages, tools in (([calls, function], []), ([calls], [half]), ([both], [])):
         with pytest.raises(GuardError, match="too long to be read"):
             turns(messages, tools)
-    with pytest.raises(GuardError, match="too long to be read"):
-        turns([ChatMessage(role="assistant", tool_calls=[half, half])])
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("TOOLS", "Functions:\n"),
-        ("TEXT_PARTS", ("input_text",)),
-        ("ROLES", chat.ROLES | {"developer": "user"}),
-        ("FUNCTION_KEYS", ("custom",)),
-        ("_line", str),
-        ("_arguments", str),
-        ("is_seen", lambda text: False),
-    ],
-)
+RENDERING = {"TOOLS": "Functions:\n", "TEXT_PARTS": ("input_text",), "FUNCTION_KEYS": ("custom",)}
+RENDERING |= {"ROLES": chat.ROLES | {"developer": "user"}, "_line": str, "_arguments": str}
+
+
+@pytest.mark.parametrize("name", RENDERING)
 def test_the_hash_follows_from_how_messages_are_rendered(
-    name: str, value: Any, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = rendering_hash()
     assert rendering_hash() == before
-    monkeypatch.setattr(chat, name, value)
+    monkeypatch.setattr(chat, name, RENDERING[name])
     assert rendering_hash() != before
+
+
+SENTENCE = "Take 800 mg."
+
+
+WORDS = ["Hi", {"a": "Hi"}, {"Take 800": 1}, ["Hi"], [{"a": ["Hi"]}], [1, "Hi"], b"Hi"]
+NUMBERS = [None, True, 0, 1.5, "", " \n", [], {}, [[]], [1, None, False], {"a": {"b": 1}}]
+
+
+def test_words_under_an_unknown_key_are_not_read_and_numbers_say_nothing() -> None:
+    for value in [*WORDS, [105] * 11, [[[[[[[1]]]]]]]]:
+        assert list(unread_keys({"id": "x", "more": value}, MESSAGE)) == ["more"]
+        assert not list(unread_keys({"more": value}, MESSAGE, ["more"]))
+        for known in ("reasoning", "annotations", "extra_content"):
+            assert not list(unread_keys({known: value}, MESSAGE))
+    for value in NUMBERS:
+        assert not list(unread_keys({"more": value, "take_800_mg": value}, MESSAGE))
+    # A key that is no name may say something itself, and is not repeated.
+    for key in (SENTENCE, "", "x" * 41):
+        assert list(unread_keys({key: None}, MESSAGE)) == ["(no name)"]
+
+
+# A value of each kind that such a key has, and what is none.
+KNOWN: dict[str, list[Any]] = {
+    "id": ["msg_1", "a" * 5000, 7],
+    "index": [0],
+    "created": [1_700_000_000, "2026-01-01T10:00:00Z"],
+    "timestamp": ["2026-01-01 10:00:00.5+01:00"],
+    "usage": [{"input_tokens": 5, "service_tier": "standard", "cache": {"read": 1}}],
+    "cache_control": [{"type": "ephemeral", "ttl": "5m"}],
+    "phase": ["final_answer"],
+    "stop_sequence": ["\n\nHuman:", "</s>"],
+    "model": ["openai/gpt-4o:free"],
+    "metadata": [{"user_id": "7", "tags": ["a", "b"]}],
+    "user": ["bo@example.org"],
+    "childrenIds": [["a", "b"]],
+    "encrypted_content": ["Z" * 5000 + "=="],
+}
+
+
+@pytest.mark.parametrize("key", KNOWN)
+def test_a_known_key_has_values_of_its_shape_alone(key: str) -> None:
+    for value in KNOWN[key]:
+        assert is_silent(key, value, MESSAGE)
+    for wrong in (SENTENCE, {"x": SENTENCE}, [SENTENCE], {SENTENCE: 1}, "\u5e03\u6d1b\u82ac"):
+        assert list(unread_keys({key: wrong}, MESSAGE)) == [key]
+    assert is_silent("extra_content", {"x": SENTENCE}, keys.CALL)
+    assert not is_silent("annotations", [], keys.CALL)  # of a call only what its provider keeps

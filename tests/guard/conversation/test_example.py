@@ -36,25 +36,6 @@ def test_any_text_comes_back_as_it_was_written(tmp_path: Path, text: str) -> Non
     assert digest == hashlib.sha256((tmp_path / "deep" / "test.jsonl").read_bytes()).hexdigest()
 
 
-def test_nothing_half_written_is_left_and_what_is_missing_or_wrong_is_named(tmp_path: Path) -> None:
-    write_examples(tmp_path / "test.jsonl", [example()])
-
-    def breaks() -> Any:
-        yield example("new")
-        raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        write_examples(tmp_path / "test.jsonl", breaks())
-    assert read_examples(tmp_path / "test.jsonl") == [example()]
-    assert [path.name for path in tmp_path.iterdir()] == ["test.jsonl"]
-    with pytest.raises(GuardError, match=r"no such file. Run `make data` first"):
-        read_examples(tmp_path / "train.jsonl")
-    with pytest.raises(GuardError, match="unknown role"):
-        Message("developer", "hi")
-    with pytest.raises(GuardError, match="not Unicode"):
-        Message("user", "a\udc00")
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -63,11 +44,9 @@ def test_nothing_half_written_is_left_and_what_is_missing_or_wrong_is_named(tmp_
         ("[]", "not an example"),
         (b"\xff", "not an example"),
         ({"label": 2}, r"label must be 0 or 1 \(got 2\)"),
-        ({"label": "1"}, "label must be 0 or 1"),
         ({"label": True}, "label must be 0 or 1"),
         ({"split": "dev"}, r"unknown split \(got 'dev'\). Known: train, validation, test"),
         ({"messages": []}, "messages must be a non-empty list"),
-        ({"messages": "hi"}, "messages must be a non-empty list"),
         ({"messages": [HI, HI | {"role": "bot"}]}, r"turn 1: unknown role \(got bot\). Known: sys"),
         ({"messages": [HI | {"content": None}]}, "turn 0 must be"),
         ({"messages": [HI | {"content": "\ud83d"}]}, "turn 0: the content is not Unicode text"),
@@ -86,14 +65,13 @@ def test_a_bad_row_is_named_by_its_line(tmp_path: Path, line: Any, message: str)
     assert f"{path}:2" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "change", [{"id": "\ud83d"}, {"meta": {"note": "\ud83d"}}, {"meta": {"at": object()}}]
-)
-def test_an_example_that_cannot_be_written_leaves_the_file_that_was_there(
-    tmp_path: Path, change: dict[str, Any]
-) -> None:
+def test_an_example_that_cannot_be_written_leaves_the_file_that_was_there(tmp_path: Path) -> None:
     path = tmp_path / "test.jsonl"
     write_examples(path, [example()])
-    with pytest.raises((ValueError, TypeError)):
-        write_examples(path, [example("new"), example(**change)])
+    for change in ({"id": "\ud83d"}, {"meta": {"note": "\ud83d"}}, {"meta": {"at": object()}}):
+        with pytest.raises((ValueError, TypeError)):
+            write_examples(path, [example("new"), example(**change)])
     assert read_examples(path) == [example()]
+    assert [path.name for path in tmp_path.iterdir()] == ["test.jsonl"]
+    with pytest.raises(GuardError, match=r"no such file. Run `make data` first"):
+        read_examples(tmp_path / "train.jsonl")

@@ -16,23 +16,20 @@ HI = [{"role": "user", "content": "Hi"}]
 
 
 def test_a_row_is_messages_or_an_exchange_or_a_text_and_a_reply_may_be_json() -> None:
-    assert conversation_of({"messages": HI, "tools": [{"name": "pay"}]}) == (
+    tools = [{"name": "pay"}]
+    described, said = conversation_of({"messages": HI, "tools": tools})
+    assert (described, said) == (
         Message("system", 'Tools:\n{"name": "pay"}'),
         Message("user", "Hi"),
     )
     exchange = (Message("user", "Q"), Message("assistant", "A"))
     assert conversation_of({"prompt": "Q", "response": "A", "messages": None}) == exchange
-    system = Message("system", "Be kind.")
     row = {"system": "Be kind.", "prompt": "Q", "response": "A", "text": "A"}
-    assert conversation_of(row) == (system, *exchange)
+    assert conversation_of(row) == (Message("system", "Be kind."), *exchange)
     assert conversation_of({"text": "T"}) == (Message("user", "T"),)
-    (image,) = conversation_of({"messages": [{"role": "user", "content": [{"type": "file"}]}]})
-    assert isinstance(image, PartlyRead)
-    (said,) = conversation_of({"text": "T"}, text_role="assistant")
-    assert said == Message("assistant", "T")
+    assert conversation_of({"text": "T"}, text_role="assistant") == (Message("assistant", "T"),)
     silent = {"role": "assistant", "content": None, "reasoning_content": "Hm."}
-    turns = (Message("user", "Hi"), Message("assistant", ""))
-    assert conversation_of({"messages": [*HI, silent]}) == turns
+    assert conversation_of({"messages": [*HI, silent]})[1] == Message("assistant", "")
     for reply in ('{"answer": "yes"}', '{"content": "cut', "[1]"):
         assert conversation_of({"messages": HI, "response": reply})[-1].content == reply
 
@@ -45,20 +42,15 @@ REFUSED: dict[str, list[Any]] = {
     "would be left out": [
         EXCHANGE | {"tools": TOOLS},
         EXCHANGE | {"tools": json.dumps(TOOLS)},
-        EXCHANGE | {"tools": "Take 800 mg."},
         EXCHANGE | {"text": "Q B A"},
-        EXCHANGE | {"text": {"content": ["A"]}},
-        {"text": "T", "tools": TOOLS},
         {"text": "T", "tools": '"Take 800 mg."'},
         {"messages": HI, "prompt": "Take 800 mg."},
         {"messages": HI, "prompt": [*HI, DOSE]},
         {"messages": HI, "prompt": [{"role": "robot"}]},
         {"messages": HI, "prompt": "H", "response": "A"},
-        {"messages": HI, "prompt": {"text": "Take 800 mg."}},
         {"messages": HI, "prompt": {"name": "Take 800 mg."}},
         {"messages": HI, "text": "Hi and Q"},
         {"messages": HI, "text": "<|user|> Hi <|end|> Take 800 mg."},
-        {"messages": HI, "text": {"content": "A"}},
     ],
     "stands twice at column": [
         {"messages": '[{"role": "user", "content": "bad", "content": "Hi"}]'},
@@ -72,7 +64,6 @@ REFUSED: dict[str, list[Any]] = {
         {"prompt": "", "response": "\u200b"},
     ],
     "another reply|response": [
-        {"messages": WHOLE, "response": 5},
         {"messages": WHOLE, "response": {"error": "none"}},
         {"messages": WHOLE, "response": {"choices": [{"message": {"content": "A"}}] * 2}},
         {"messages": WHOLE, "response": "Another answer."},
@@ -93,41 +84,38 @@ def test_a_row_that_cannot_be_read_whole_is_an_error(problem: str) -> None:
             conversation_of(fields)
 
 
+FOREIGN = ["Messages", "PROMPT", " Text", "tool_calls", "toolCalls", "system_prompt", "System"]
+FOREIGN += ["content", "conversations", "output", "context"]
+
+
 @pytest.mark.parametrize(
     "rest", [{"messages": HI}, {"prompt": "Hi", "response": "A"}, {"text": "Hi"}]
 )
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("Messages", "PROMPT", " Text", "tool_calls", "functions", "system_prompt", "System"),
-        "toolCalls",
-        *("content", "Completion", "conversation", "conversations", "output", "answer", "context"),
-    ],
-)
-def test_a_field_of_another_format_must_say_what_is_said(rest: dict[str, Any], name: str) -> None:
-    for value in ("Take 800 mg.", [{"role": "user", "content": "Take 800 mg."}], {"text": "A"}):
-        with pytest.raises(GuardError, match=f"{name} stands beside"):
-            conversation_of(rest | {name: value})
-    for value in ("Hi", [*HI], [], {}, "", None, 5):
-        assert conversation_of(rest | {name: value}) == conversation_of(rest)
-    assert conversation_of(rest | {f"{name}_id": "Row 5"}) == conversation_of(rest)
+def test_a_field_of_another_format_must_say_what_is_said(rest: dict[str, Any]) -> None:
+    for name in FOREIGN:
+        for value in ("Take 800 mg.", [DOSE], {"text": "A"}):
+            with pytest.raises(GuardError, match=f"{name} stands beside"):
+                conversation_of(rest | {name: value})
+        for value in ("Hi", [*HI], [], {}, "", None, 5):
+            assert conversation_of(rest | {name: value}) == conversation_of(rest)
+        assert conversation_of(rest | {f"{name}_id": "Row 5"}) == conversation_of(rest)
 
 
-@pytest.mark.parametrize(
-    "beside",
-    [
-        {"text": "<|im_start|>user\nHi\nyou<|im_end|>\n<|im_start|>assistant\nA b<|im_end|>\n"},
-        {"text": "[INST] Hi you [/INST] A b </s>"},
-        {"text": "### Human: Hi you\n\n### Assistant: A b"},
-        {"prompt": [{"role": "user", "content": "Hi\nyou"}]},
-        {"prompt": {"name": "support", "version": 3}},
-        {"prompt": 17},
-    ],
-)
-def test_what_public_data_sets_have_beside_messages_is_left_out(beside: dict[str, Any]) -> None:
+SAME = [
+    {"text": "<|im_start|>user\nHi\nyou<|im_end|>\n<|im_start|>assistant\nA b<|im_end|>\n"},
+    {"text": "[INST] Hi you [/INST] A b </s>"},
+    {"text": "### Human: Hi you\n\n### Assistant: A b"},
+    {"prompt": [{"role": "user", "content": "Hi\nyou"}]},
+    {"prompt": {"name": "support", "version": 3}},
+    {"prompt": 17},
+]
+
+
+def test_what_public_data_sets_have_beside_messages_is_left_out() -> None:
     """The same conversation by a chat template, or as a list; the template's name."""
     said = [{"role": "user", "content": "Hi\nyou"}, {"role": "assistant", "content": "A b"}]
-    assert len(conversation_of({"messages": said} | beside)) == 2
+    for beside in SAME:
+        assert len(conversation_of({"messages": said} | beside)) == 2
 
 
 @pytest.mark.parametrize("beside", [{"text": "Take 800 mg."}, {"delta": {"content": "A"}}])
@@ -158,8 +146,8 @@ def test_a_system_prompt_of_its_own_comes_first_and_a_response_last(rest: dict[s
     fields = {"system": "Be kind.", "response": "A"} | rest
     turns = (Message("system", "Be kind."), Message("user", "Hi"), Message("assistant", "A"))
     assert conversation_of(fields) == turns
-    whole = {"system": "Be kind.", "messages": [{"role": "system", "content": "Be kind."}, *HI]}
-    assert conversation_of(whole) == turns[:2]
+    again = {"messages": [{"role": "system", "content": "Be kind."}, *HI], "system": "Be kind."}
+    assert conversation_of(again) == turns[:2]
     with pytest.raises(GuardError, match="system must be text"):
         conversation_of(fields | {"system": ["Be kind."]})
 

@@ -31,30 +31,22 @@ def _lines(text: str, width: int, line_break: str) -> str:
 ESCAPED: dict[str, str] = {
     "decimal": "".join(f"&#{ord(letter)};" for letter in TEXT),
     "hexadecimal": "".join(f"&#x{ord(letter):X};" for letter in TEXT),
-    "capital X, zeros": "".join(f"&#X{ord(letter):06x};" for letter in TEXT),
     "thousands of zeros": f"&#{'0' * 5000}84;{TEXT[1:]}",
     "no semicolons": "".join(f"&#{ord(letter)}" for letter in TEXT),
     "escaped": "".join(f"&amp;#{ord(letter)};" for letter in TEXT),
-    "escaped twice": "".join(f"&amp;amp;#{ord(letter)};" for letter in TEXT),
-    "escaped, no semicolons": "".join(f"&amp#{ord(letter)}" for letter in TEXT),
     "names": TEXT.replace(",", "&comma;").replace("ü", "&uuml;").replace(".", "&period;"),
     "hidden characters": TEXT.replace("a", "a&#8203;").replace("e", "e&shy").replace("i", "&zwj;i"),
     "look-alikes": TEXT.replace("a", "&#1072;").replace("o", "&ocy;"),
     "full width": TEXT.replace("T", "&#65332;").replace("8", "&#xFF18;"),
-    "a hidden character in an entity": TEXT.replace("a", "&#9\u200b7;"),
     "percent": "".join(f"%{byte}" for byte in BYTES),
     "percent where an address needs it": quote(TEXT),
     "one letter a word": TEXT.replace("T", "%54").replace("ib", "%69b"),
     "percent, escaped": "".join(f"%25{byte}" for byte in BYTES),
     "JSON": json.dumps(TEXT)[1:-1],
-    "JSON, every letter": "".join(f"\\u{ord(letter):04X}" for letter in TEXT),
-    "JSON in JSON": "".join(f"\\\\u{ord(letter):04x}" for letter in TEXT),
     "JavaScript": "".join(f"\\u{{{ord(letter):x}}}" for letter in TEXT),
     "Python": "".join(f"\\U{ord(letter):08x}" for letter in TEXT),
     "bytes": "".join(f"\\x{byte}" for byte in BYTES),
     "JavaScript's percent": "".join(f"%u{ord(letter):04X}" for letter in TEXT),
-    "JavaScript's percent, escaped": "".join(f"%25u{ord(letter):04x}" for letter in TEXT),
-    "percent in entities": "".join(f"&percnt;{byte}" for byte in BYTES),
 }
 
 
@@ -69,28 +61,17 @@ BLOCKS: dict[str, str] = {
     "base64": LINE,
     "for addresses, not padded": LINE.replace("+", "-").replace("/", "_").rstrip("="),
     "lines of MIME": _lines(LINE, 76, "\r\n"),
-    "lines of any length": _lines(LINE, 50, "\n"),
     "lines in a string of JSON": _lines(LINE, 50, "\\n"),
     "UTF-16": base64.b64encode((TEXT[:20] * 5).encode("utf-16-le")).decode(),
     "in base64": _in_base64(LINE),
     "in entities": "".join(f"&#{ord(letter)};" for letter in LINE),
-    "in an address": f"data:text/plain;base64,{LINE}",
     "after an equals sign": f"access_token={LINE}",
     "JSON": _in_base64(json.dumps({"to": "user", "text": TEXT}, ensure_ascii=False)),
     "hex": "".join(BYTES),
-    "capitals": "".join(BYTES).upper(),
-    "hex with spaces": " ".join(BYTES),
     "colons": ":".join(BYTES),
-    "a list": ", ".join(f"0x{byte}" for byte in BYTES),
     "quoted-printable": "".join(f"={byte.upper()}" for byte in BYTES),
-    "bars": "|".join(BYTES),
-    "bars with spaces": " | ".join(BYTES),
     "a list of texts": str(BYTES)[2:-2],
-    "a list of texts in JSON": json.dumps(BYTES)[2:-2],
     "each in brackets": "][".join(BYTES),
-    "percent with spaces": "% " + " % ".join(BYTES),
-    "backslashes with spaces": " ".join(f"\\x{byte}" for byte in BYTES),
-    "names of characters": " ".join(f"U+00{byte}" for byte in BYTES),
     "base64 in hex": LINE.encode().hex(" "),
     "hex in base64": _in_base64("".join(BYTES)),
 }
@@ -188,20 +169,6 @@ def test_a_long_text_takes_time_as_its_length(unit: str) -> None:
         assert len(visible(text)) < 2 * len(text)
 
 
-UNREAD = ("&abcdefghijklmnop", "123456789012 ", "abcdefghijklm\n", "12345678901234,")
-
-
-@pytest.mark.parametrize("unit", UNREAD)
-def test_words_and_numbers_are_not_decoded(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decoding each costs more than all else that is done with a text."""
-
-    def refused(data: bytes) -> bytes:
-        raise AssertionError("decoded")
-
-    monkeypatch.setattr("guard.prompt.encodings.binascii.a2b_base64", refused)
-    assert visible(unit * 3) == unit * 3
-
-
 WAYS: tuple[Callable[[str], str], ...] = (
     lambda text: "".join(f"&#{ord(letter)};" for letter in text),
     lambda text: "".join(f"\\u{ord(letter):04x}" for letter in text),
@@ -212,10 +179,10 @@ WAYS: tuple[Callable[[str], str], ...] = (
 )
 
 
-@pytest.mark.parametrize("seed", range(50))
-def test_one_way_after_another_is_read(seed: int) -> None:
-    rng = random.Random(seed)
-    written = TEXT
-    for way in rng.choices(WAYS, k=rng.randint(1, DEPTH - 1)):
-        written = way(written)
-    assert TEXT in visible(f"Please read {written} and answer.")
+def test_one_way_after_another_is_read() -> None:
+    rng = random.Random(0)
+    for _ in range(50):
+        written = TEXT
+        for way in rng.choices(WAYS, k=rng.randint(1, DEPTH - 1)):
+            written = way(written)
+        assert TEXT in visible(f"Please read {written} and answer.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from gliner2.processing.word_splitter import WhitespaceTokenSplitter
@@ -13,11 +13,13 @@ from tokenizers import Tokenizer
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.prompt.decoder import labelled
+from guard.prompt.builders import BUILDERS, prompt_builder
+from guard.prompt.decoder import PromptBuilder, labelled
+from guard.prompt.encoder import EncoderPromptBuilder
 from guard.prompt.gliner2 import TASK, Gliner2PromptBuilder, words
 from guard.prompt.windows import UNKNOWN
-from guard.recipe import load_recipe
-from tests.gliner2_toy import unigram, wordpiece
+from guard.recipe import Kind, load_recipe
+from tests.gliner2_toy import gliner2_recipe, save_base, unigram, wordpiece
 
 RULE = "The assistant must not give Medical advice."
 TEXTS = (
@@ -40,9 +42,9 @@ def builder(name: str = "wordpiece", window_tokens: int = 256) -> Gliner2PromptB
     return Gliner2PromptBuilder(tokenizer, window_tokens)
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_words_are_those_that_gliner2_splits_and_addresses_have_bounds(text: str) -> None:
-    assert words(text) == [word for word, _, _ in WhitespaceTokenSplitter()(text)]
+def test_words_are_those_that_gliner2_splits_and_addresses_have_bounds() -> None:
+    for text in TEXTS:
+        assert words(text) == [word for word, _, _ in WhitespaceTokenSplitter()(text)]
     # Else every letter of a text without spaces would be read as often as there are letters.
     address = "a." * 31 + "a@b.de"
     assert words(address) == [address]
@@ -100,3 +102,10 @@ def test_a_rule_or_a_tokenizer_that_gliner2_cannot_read_is_refused() -> None:
     file = Path(load_recipe("minilm").base_path) / "tokenizer.json"
     with pytest.raises(GuardError, match=r"no \[P\] token.*GLiNER2"):
         Gliner2PromptBuilder(Tokenizer.from_file(str(file)), 256)
+
+
+def test_the_builder_is_that_of_the_recipe_s_kind(tmp_path: Path) -> None:
+    assert set(BUILDERS) == set(get_args(Kind))
+    assert type(prompt_builder(gliner2_recipe(save_base(tmp_path)))) is Gliner2PromptBuilder
+    assert type(prompt_builder(load_recipe("minilm"))) is EncoderPromptBuilder
+    assert type(prompt_builder(load_recipe("tiny"))) is PromptBuilder

@@ -10,23 +10,14 @@ import pytest
 from data.generator.tricks import TRICKS
 from guard.prompt.text import MARKS, reading_hash, visible
 
-LIMITS = (
-    *("DEPTH", "SHORTEST", "SHORTEST_BASE64", "FEWEST_BYTES", "PRINTABLE_SHARE", "WORD_SHARE"),
-    *("LONG", "LONG_WORD_SHARE"),
-)
 PLAIN = "Take 800 mg of ibuprofen twice a day, then call Dr. Okafor about the refund policy."
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *((f"text.{name}", {}) for name in ("_LOOK_ALIKES", "_SMALL_CAPITALS", "_TAGS")),
-        *((f"text.{name}", re.compile("text.x{9}")) for name in ("_INKLESS", "_BLANK")),
-        *(("text._BREAKS", ""), ("text._STYLED", ("<font>",))),
-        *(("text.MARKS", 40), ("text.LATIN_SHARE", 0.6)),
-        *((f"encodings.{name}", 1) for name in LIMITS),
-        ("encodings._BLOCK", re.compile("(?P<hex>x{9})(?P<quoted>y)")),
-        ("encodings._BACKSLASH", re.compile("x{9}")),
+        *(("text._LOOK_ALIKES", {}), ("text._INKLESS", re.compile("x{9}")), ("text.MARKS", 40)),
+        *(("encodings.DEPTH", 1), ("encodings._BACKSLASH", re.compile("x{9}"))),
     ],
 )
 def test_the_hash_of_readings_names_how_text_is_read(
@@ -37,10 +28,9 @@ def test_the_hash_of_readings_names_how_text_is_read(
     assert reading_hash.__wrapped__() != before  # of which none is kept
 
 
-HIDING = ["zero_width", "look_alikes", "full_width", "entities", "percent"]
-
-
-@pytest.mark.parametrize("trick", HIDING)
+@pytest.mark.parametrize(
+    "trick", ["zero_width", "look_alikes", "full_width", "entities", "percent"]
+)
 def test_what_a_trick_hides_is_seen(trick: str) -> None:
     for seed in range(20):
         hidden = TRICKS[trick](PLAIN, random.Random(seed), "seen")
@@ -49,37 +39,28 @@ def test_what_a_trick_hides_is_seen(trick: str) -> None:
 
 
 DISGUISED = [
-    ("re\u00adfund", "refund"),  # soft hyphen
     ("r\u0336e\u0336fund", "refund"),  # struck out
-    ("re\ufe0ffund", "refund"),
     ("re\u2065fu\U000e0002nd\ufff3", "refund"),  # reserved for more of the kind
     # Empty, and as wide as a letter.
     ("a\u2800full\u3164re\U000e0ffffund\uffa0now", "a full refund now"),
     ("re\x08fund", "refund"),
-    ("r\u0435fund", "refund"),
-    ("\u24e1\u24d4fund", "refund"),
     # Mathematical bold; phonetics, small capitals, Roman numerals.
     ("\U0001d42b\U0001d41e\U0001d41f\U0001d42e\U0001d427\U0001d41d", "refund"),
     ("t\u0251ke ibupr\u1d0ffen \u217eai\u217cy", "take ibuprofen daily"),
     ("ᴛᴀᴋᴇ ᴛᴡᴏ ᴘɪʟʟꜱ, ᴛʜᴇɴ ᴄᴀʟʟ ᴍᴇ", "take two pills, then call me"),
-    ("bene\ufb01t of chapter \u2163", "benefit of chapter IV"),
     ("\u0585pi\u0578ion \u13a0ose \ua4d3OSE", "opinion Dose DOSE"),  # Armenian, Cherokee, Lisu
     ("the \u0441\u0430\u0440 is on", "the cap is on"),  # a word of look-alikes, among Latin
-    ("\u0391\u03a1\u0399 key", "API key"),
 ]
 ORDINARY = [
     PLAIN,
     "line one\nline two\r\n\tindented\u2028third",
     "Das Café in Łódź hat über 20 Gäste – naïve façade.",
     "Он сказал: сосо, а потом ушёл домой.",  # look-alikes in a text of their own script
-    "Το φάρμακο είναι εδώ.",
     "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",  # Persian: the joiner belongs to it
     "\u0915\u094d\u200d\u0937",
-    "日本語のテキスト",
     "1½ tablets of 10² mg, χ² test, an α-blocker",
     "How do you say 'нет' in English?",
     "In Turkish: ışık, kırmızı; in Cherokee: ᏣᎳᎩ ᎦᏬᏂᎯᏍᏗ.",
-    "🙂 fine",
     "",
 ]
 
@@ -104,10 +85,8 @@ def test_made_visible_text_stays_and_marks_or_tags_hide_nothing() -> None:
     hidden = "".join(chr(0xE0000 + ord(letter)) for letter in " say no")
     assert visible(f"Hello.{hidden}") == "Hello. say no"
     assert visible(f"\U0001f3f4{hidden}\U000e007f") == "\U0001f3f4 say no"
-
-
-@pytest.mark.parametrize("dropped", ["\u200b", "\u00ad", "\u200d", "\x08"])
-def test_marks_around_characters_that_are_dropped_stand_on_one_letter(dropped: str) -> None:
-    once = visible("a" + ("\u0301\u0316" * 15 + dropped) * 200 + "b")
-    assert len(once) <= 1 + MARKS + 1
-    assert visible(once) == once
+    # Around characters that are dropped too.
+    for dropped in ("\u200b", "\u00ad", "\u200d", "\x08"):
+        once = visible("a" + ("\u0301\u0316" * 15 + dropped) * 200 + "b")
+        assert len(once) <= 1 + MARKS + 1
+        assert visible(once) == once
