@@ -80,7 +80,6 @@ def test_the_engine_has_the_type_of_kept_answers(world: World, monkeypatch: Monk
     world.write_test("medical", rows, seeds=(0, 1))  # an adapter's answers are missing, no head's
     evaluated(world, engine=engine)
     assert engine.dtypes == ["float32", "float32"]
-    assert not [folder for name, folder in engine.opened_with[1].items() if "head" in name]
 
 
 def test_a_forced_evaluation_that_is_interrupted_is_outdated(world: World) -> None:

@@ -106,28 +106,23 @@ def test_too_few_agreed_cases_are_an_error_and_stay(server: Server, answers: Pat
     assert len(set(server.requests)) == len(server.requests) > answered
 
 
-def test_an_answer_that_is_never_in_form_costs_its_case(server: Server, answers: Path) -> None:
-    def reply(kind: str, system: str, user: str, name: str) -> str:
-        if kind == "write" and ("amber 0" in user or "amber 1" in user):
-            return '{"messages": [{"role": "narrator", "content": "once"}]}'
-        return Server.reply(server, kind, system, user, name)
+def test_a_text_that_is_refused_or_never_in_form_costs_its_case_alone(
+    server: Server, answers: Path
+) -> None:
+    def faulty(kind: str, text: str) -> tuple[int, str] | None:
+        is_refused = {"write": "birch" in text, "judge": text.endswith('0"}')}
+        if is_refused.get(kind):
+            return 400, "flagged"
+        if kind == "write" and "amber" in text:
+            return 200, json.dumps({"choices": [{"message": {"content": "no conversation"}}]})
+        return None
 
-    server.reply = reply  # type: ignore[method-assign]
+    server.change = faulty
     examples, statistics = debated(server, answers, seeds=())
     assert len(examples) == 40
-    assert statistics["outcomes"]["not written in form"] >= 1
-    assert statistics["malformed"] == 3 * statistics["outcomes"]["not written in form"]
-
-
-def test_a_text_that_is_refused_costs_its_case_alone(server: Server, answers: Path) -> None:
-    def refused(kind: str, text: str) -> tuple[int, str] | None:
-        is_refused = {"write": "amber" in text, "judge": text.endswith('0"}')}
-        return (400, "flagged") if is_refused.get(kind) else None
-
-    server.change = refused
-    examples, statistics = debated(server, answers, seeds=())
-    assert len(examples) == 40
-    assert statistics["outcomes"]["refused by the endpoint"] > 3
+    outcomes = statistics["outcomes"]
+    assert outcomes["refused by the endpoint"] > 3 and outcomes["not written in form"] > 3
+    assert statistics["malformed"] == 3 * outcomes["not written in form"]
     requests = len(server.requests)
     assert debated(server, answers, seeds=()) == (examples, statistics)
     assert len(server.requests) == requests
@@ -226,35 +221,25 @@ def test_the_command_says_what_it_needs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    settings = {"GENERATOR_BASE_URL": server.url, "GENERATOR_MODEL": "toy"}
-    settings |= {"GENERATOR_PRICE_IN": "1", "GENERATOR_PRICE_OUT": "1"}
+    settings = {"BASE_URL": server.url, "MODEL": "toy", "PRICE_IN": "1", "PRICE_OUT": "1"}
 
-    def run(environment: dict[str, str], *arguments: str) -> tuple[object, str]:
+    def run(*arguments: str, described: bool = True) -> str:
         command = ["data.build", "--rule", RULE.id, "--runs", str(tmp_path), *arguments]
-        status: object = 0
         with monkeypatch.context() as set_to:
-            for name in settings:
-                set_to.delenv(name, raising=False)
-            for name, value in environment.items():
-                set_to.setenv(name, value)
+            for name, value in settings.items():
+                set_to.setenv(f"GENERATOR_{name}", value if described else "")
             set_to.setattr(sys, "argv", command)
-            try:
-                main()
-            except SystemExit as ended:
-                status = ended.code
-        printed = capsys.readouterr()
-        return status, printed.out + printed.err
+            main()
+        return capsys.readouterr().out
 
-    status, told = run({}, "--data", "llm", "--examples", "40")
-    assert status == 2 and "GENERATOR_BASE_URL" in told
+    with pytest.raises(SystemExit):
+        run("--data", "llm", "--examples", "40", described=False)
+    assert "GENERATOR_BASE_URL" in capsys.readouterr().err
     unlabelled = tmp_path / "seeds.jsonl"
     unlabelled.write_text('{"messages": [{"role": "user", "content": "Where is my lamp?"}]}\n')
-    more = ("--examples", "40", "--unlabelled", str(unlabelled))
-    status, told = run(settings, "--data", "llm", *more)
-    assert status == 0 and "40 accepted in round 1 after 0 rewritings" in told and "USD" in told
+    told = run("--data", "llm", "--examples", "40", "--unlabelled", str(unlabelled))
+    assert "40 accepted in round 1 after 0 rewritings" in told and "USD" in told
     requests = len(server.requests)
-    status, told = run({})
-    assert status == 0 and "DATA=llm asks it again" in told, told
-    status, told = run(settings, "--data", "llm")
-    assert status == 0 and "unchanged" in told, told
+    assert "DATA=llm asks it again" in run(described=False)
+    assert "unchanged" in run("--data", "llm")
     assert len(server.requests) == requests

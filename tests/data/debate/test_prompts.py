@@ -1,14 +1,11 @@
 """What stands in the questions of a debate; kept answers are found by these very words."""
 
 import json
-
-import pytest
+from dataclasses import replace
 
 from data.debate import prompts
-from data.debate.prompts import ConversationDraft, Decomposition, Vote
+from data.debate.prompts import ConversationDraft
 from guard.conversation.example import Message
-from guard.errors import GuardError
-from guard.files.yaml_file import validate
 from guard.rule import in_words, load_rule
 
 RULE = load_rule("refund_promise")
@@ -28,23 +25,17 @@ def _user(chat: prompts.Chat) -> str:
     return chat[1]["content"]
 
 
-def test_unlabelled_conversations_are_shown_where_there_are_any() -> None:
+def test_a_case_is_written_for_its_topic_and_again_with_the_dissent() -> None:
     seeds = [[Message("user", "Where is my lamp?")]]
     assert "User: Where is my lamp?" in _user(prompts.decompose(RULE, seeds))
     assert "<conversation>" not in _user(prompts.decompose(RULE, []))
-
-
-def test_a_case_is_written_for_its_topic_and_again_with_the_dissent() -> None:
     violating = prompts.Topic(7, "pretext", "a friend asks", 1)
-    allowed = prompts.Topic(7, "pretext", "a friend asks", 0)
     first = _user(prompts.write(RULE, violating, None, []))
     assert "pretext: a friend asks. It is case 7 of many" in first
     assert "conversation that VIOLATES the policy" in first and '"why it VIOLATES"' in first
-    assert "does NOT violate" in _user(prompts.write(RULE, allowed, None, []))
+    assert "does NOT violate" in _user(prompts.write(RULE, replace(violating, label=0), None, []))
     again = _user(prompts.write(RULE, violating, DRAFT, ["too plain"]))
     assert "Your last attempt:" in again and "- too plain" in again
-    for text in (first, again):
-        assert "Write it in the language that the policy is written in" in text
 
 
 def test_advocate_and_judges_see_the_case_and_what_was_said() -> None:
@@ -57,18 +48,3 @@ def test_advocate_and_judges_see_the_case_and_what_was_said() -> None:
         assert CASE in _user(chat) and "What was said so far" not in _user(chat)
         systems.add(chat[0]["content"])
     assert len(systems) == 2
-
-
-@pytest.mark.parametrize(
-    ("form", "answer"),
-    [
-        (Vote, {"violates": "yes", "reason": "so"}),
-        (ConversationDraft, {"messages": [], "reasoning": "so"}),
-        (ConversationDraft, {"messages": [{"role": "narrator", "content": "once"}]}),
-        (ConversationDraft, {"messages": [{"role": "user", "content": ""}], "reasoning": "so"}),
-        (Decomposition, {"dimensions": [{"name": "tone", "values": ["a", "b"]}]}),
-    ],
-)
-def test_an_answer_out_of_form_is_refused(form: type, answer: dict[str, object]) -> None:
-    with pytest.raises(GuardError):
-        validate({"reasoning": "so"} | answer, form, where="here")

@@ -1,4 +1,3 @@
-import random
 from collections import Counter
 from typing import get_args
 
@@ -44,18 +43,6 @@ def excerpts_of(rows: list[Example]) -> list[Example]:
     return [row for row in rows if "excerpt" in row.meta]
 
 
-def test_one_group_in_three_of_every_part_is_an_excerpt(
-    rows: list[Example], rule_name: str
-) -> None:
-    strata = Counter((row.split, row.meta["stratum"], row.label) for row in rows)
-    of_excerpts = Counter((row.split, row.meta["stratum"], row.label) for row in excerpts_of(rows))
-    assert strata["train", "seen", 1] == strata["train", "seen", 0] == 24
-    assert sum(strata.values()) == 48 + 16 + 24
-    for stratum, count in strata.items():
-        assert of_excerpts[stratum] == count // SHARE
-    assert {row.meta["excerpt"] for row in excerpts_of(rows)} == set(book_of(rule_name).excerpts)
-
-
 def test_a_pair_differs_in_one_turn_of_the_judged_text(rows: list[Example], rule_name: str) -> None:
     rows = excerpts_of(rows)
     for violating, allowed in zip(rows[::2], rows[1::2], strict=True):
@@ -69,21 +56,22 @@ def test_a_pair_differs_in_one_turn_of_the_judged_text(rows: list[Example], rule
         assert violating.meta["acts"][acts[0]] == f"{rule_name}/{violating.meta['violating_act']}"
 
 
-def test_lines_held_out_fill_no_hole_in_training_and_nothing_leaks(rows: list[Example]) -> None:
+def test_one_group_in_three_of_every_part_is_an_excerpt_of_lines_of_its_own(
+    rows: list[Example], rule_name: str
+) -> None:
+    strata = Counter((row.split, row.meta["stratum"], row.label) for row in rows)
+    assert sum(strata.values()) == 48 + 16 + 24
+    excerpts = excerpts_of(rows)
+    of_excerpts = Counter((row.split, row.meta["stratum"], row.label) for row in excerpts)
+    assert of_excerpts == {stratum: count // SHARE for stratum, count in strata.items()}
+    assert {row.meta["excerpt"] for row in excerpts} == set(book_of(rule_name).excerpts)
     cores: dict[tuple[str, str], set[str]] = {}
-    for row in excerpts_of(rows):
+    for row in excerpts:
         cores.setdefault((row.split, row.meta["stratum"]), set()).update(row.meta["cores"])
-    assert not cores["train", "seen"] & cores["test", "unseen"]
-    assert not cores["train", "seen"] & cores["validation", "unseen"]
-    assert not cores["validation", "unseen"] & cores["test", "unseen"]
+    held_out = cores["test", "unseen"], cores["validation", "unseen"]
+    assert not cores["train", "seen"] & (held_out[0] | held_out[1])
+    assert not held_out[0] & held_out[1]
     refuse_leaks(rows)
-
-
-def test_a_rule_without_a_book_of_excerpts_has_none() -> None:
-    small = Counts(train=12, validation=12, test=12)
-    plain = generate(corpus_of("medical_advice"), small, 0)
-    assert excerpts_of(plain) == [] and len(plain) == 36
-    assert load_excerpts(load_rule("refund_promise")) is None
 
 
 def toy_writer(excerpt: Excerpt, *values: str) -> ExcerptWriter:
@@ -115,14 +103,12 @@ def test_a_pair_shares_its_registers_and_a_speaker_without_any_writes_as_the_lin
         registers={"user": ("lower", "loud")},
     )
     writer = toy_writer(excerpt)
-    seen = set()
-    for number in range(12):
-        pair = writer.group("toy", "train", str(number))
+    pairs = [writer.group("toy", "train", str(number)) for number in range(12)]
+    loud = []
+    for pair in pairs:
         assert {row.messages[0].content for row in pair} == {"oh, Well."}
-        is_loud = {row.messages[1].content.isupper() for row in pair}
-        assert len(is_loud) == 1
-        seen |= is_loud
-    assert seen == {True, False}
+        loud.append({row.messages[1].content.isupper() for row in pair})
+    assert {True} in loud and {False} in loud and {True, False} not in loud
 
 
 def test_a_pair_of_either_says_the_same_and_one_value_is_wrong_where_it_violates() -> None:
@@ -151,13 +137,6 @@ def test_words_of_a_statement_do_not_tell_groundedness() -> None:
     counts = CountVectorizer(ngram_range=(1, 2), min_df=2).fit_transform(texts)
     fitted = LogisticRegression(max_iter=500).fit(counts[:400], labels[:400])
     assert 0.4 < auroc(labels[400:], fitted.decision_function(counts[400:])) < 0.6
-
-
-def test_fillings_are_drawn_from_all_of_their_pool() -> None:
-    writer = ExcerptWriter(corpus_of("toxicity"), book_of("toxicity"), "seen")
-    keys = [str(random.Random(number).random()) for number in range(80)]
-    cores = {writer.group("chat", "train", key)[0].meta["cores"][0] for key in keys}
-    assert len(cores) > 20
 
 
 def test_a_customer_s_messages_hold_personal_data_in_the_hole_alone() -> None:

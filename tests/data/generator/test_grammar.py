@@ -20,14 +20,11 @@ def test_a_slot_keeps_its_value_and_its_numbered_twin_differs() -> None:
         text = grammar.Bindings(SLOTS, str(key)).fill("{drug} {drug} {drug.2}")
         first, again, twin = text.split()
         assert first == again != twin
+    # Bindings with one key talk about the same things in any order; hash marks become digits.
+    drug, code = grammar.Bindings(SLOTS, "k").fill("{drug} {code}").split()
+    assert grammar.Bindings(SLOTS, "k").fill("{code} {drug}") == f"{code} {drug}"
+    assert set(code) <= set("123456789-")
     assert grammar.slot_names("{drug} or {drug.2} and {act:ing,my}") == {"drug", "drug.2", "act"}
-    # Hash marks become digits.
-    assert set(grammar.Bindings(SLOTS, "k").fill("{code}")) <= set("123456789-")
-
-
-def test_bindings_with_one_key_talk_about_the_same_things_in_any_order() -> None:
-    bindings, twin = grammar.Bindings(SLOTS, "k"), grammar.Bindings(SLOTS, "k")
-    assert bindings.fill("{drug} {code}").split() == twin.fill("{code} {drug}").split()[::-1]
 
 
 def test_a_clause_follows_form_and_person() -> None:
@@ -46,14 +43,7 @@ def test_a_clause_follows_form_and_person() -> None:
         ("carry", "carrying", "carried", "carries"),
         ("enjoy", "enjoying", "enjoyed", "enjoys"),
         ("cut", "cutting", "cut", "cuts"),
-        ("repay", "repaying", "repaid", "repays"),
-        ("override", "overriding", "overrode", "overrides"),
-        ("overwrite", "overwriting", "overwrote", "overwrites"),
-        ("refer", "referring", "referred", "refers"),
-        ("plan", "planning", "planned", "plans"),
-        ("buy", "buying", "bought", "buys"),
         ("go", "going", "went", "goes"),
-        ("have", "having", "had", "has"),
         ("be", "being", "was", "is"),
     ],
 )

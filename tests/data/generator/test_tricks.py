@@ -10,9 +10,8 @@ import pytest
 
 from data.generator.generate import Counts, generate
 from data.generator.phrasebook import pool_of
-from data.generator.tricks import INSTRUCTIONS, MASTER_KEYS, TRAINED, TRICKS, tricks_for
+from data.generator.tricks import INSTRUCTIONS, MASTER_KEYS, TRAINED, TRICKS
 from guard.conversation.example import Example
-from guard.rule import load_rule
 from tests.data.generator.corpora import corpus_of
 
 TEXT = "You will have the whole amount back on your card before the weekend."
@@ -72,7 +71,5 @@ def test_a_rule_about_commands_gets_no_notes_to_the_judge(
     rows_of: dict[str, list[Example]],
 ) -> None:
     used = {name: {row.meta["trick"] for row in rows} for name, rows in rows_of.items()}
-    commands = load_rule("jailbreak_attempt")
-    assert used["jailbreak_attempt"] == {None, *tricks_for(commands, TRAINED)}
-    assert {"instruction", "hidden_tags"}.isdisjoint(used["jailbreak_attempt"])
     assert used["refund_promise"] == {None, *TRAINED}
+    assert used["jailbreak_attempt"] == {None, *TRAINED} - {"instruction", "hidden_tags"}

@@ -27,10 +27,10 @@ from guard.errors import GuardError
 from guard.home import ROOT
 from guard.layout import fingerprint
 from guard.rule import Rule
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-FAILS_AFTER_S = 1.0
 
 RULE = Rule(
     id="medical",
@@ -65,7 +65,6 @@ class Reply:
     headers: tuple[tuple[str, str], ...] = ()
     raw: bytes | None = None
     delay_s: float = 0.0
-    usage: bool = True
     finish_reason: str = "stop"
 
     @property
@@ -73,9 +72,7 @@ class Reply:
         if self.raw is not None:
             return self.raw
         message = {"role": "assistant", "content": self.text}
-        completion: dict = {"choices": [{"message": message, "finish_reason": self.finish_reason}]}
-        if self.usage:
-            completion["usage"] = {"prompt_tokens": 100, "completion_tokens": 10}
+        completion = {"choices": [{"message": message, "finish_reason": self.finish_reason}]}
         return json.dumps(completion).encode()
 
 
@@ -89,8 +86,8 @@ class Endpoint:
     reply: Callable[[int, int], Reply] = lambda number, before: Reply("yes" if number % 2 else "no")
     bodies: list[dict] = field(default_factory=list)
     authorizations: list[str | None] = field(default_factory=list)
-    most_at_once: int = 0
     _now: int = 0
+    most_at_once: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
     url: str = ""
 
@@ -166,7 +163,9 @@ def ask(judge: EndpointJudge, kept: Path) -> Ask:
 
 
 def test_examples_are_answered_in_order_by_their_words_alone(ask: Ask, endpoint: Endpoint) -> None:
-    rows = ask(12)
+    endpoint.reply = lambda number, before: Reply("yes" if number % 2 else "no", delay_s=0.3)
+    rows = ask(12, concurrency=3)
+    assert endpoint.most_at_once == 3
     assert [row.id for row in rows] == [f"e{number}" for number in range(12)]
     assert [row.violates for row in rows] == [number % 2 == 1 for number in range(12)]
     assert set(endpoint.authorizations) == {"Bearer secret"}
@@ -176,22 +175,18 @@ def test_examples_are_answered_in_order_by_their_words_alone(ask: Ask, endpoint:
         assert sent[number] == judge_messages(RULE, example.messages)
 
 
-def test_judge_keeps_to_its_concurrency(ask: Ask, endpoint: Endpoint) -> None:
-    endpoint.reply = lambda number, before: Reply(delay_s=0.5)
-    ask(6, concurrency=3)
-    assert endpoint.most_at_once == 3
-
-
 def answering(*replies: Reply, last: Reply = Reply()) -> Callable[[int, int], Reply]:
     """These replies to the first attempts about an example, then `last`."""
     return lambda number, before: replies[before] if before < len(replies) else last
 
 
 def test_judge_tries_again_after_faults(ask: Ask, endpoint: Endpoint) -> None:
-    """All faults: tests/guard/test_endpoint.py."""
-    endpoint.reply = answering(Reply(raw=b'{"choices": ['), Reply(status=503), Reply(delay_s=2))
+    """All faults: tests/guard/test_endpoint.py. The latency is that of the last attempt."""
+    slow = Reply(status=503, delay_s=0.5)
+    endpoint.reply = answering(Reply(raw=b'{"choices": ['), slow, Reply(delay_s=2))
     (row,) = ask(1, timeout_s=1)
     assert row.violates and endpoint.asked(0) == 4
+    assert row.latency_ms < 500
     with pytest.raises(GuardError, match="ConnectError"):
         ask(1, base_url="http://127.0.0.1:9/v1")
 
@@ -224,31 +219,6 @@ def test_a_failing_endpoint_stops_it_until_later(ask: Ask, endpoint: Endpoint, k
     assert {case(body) for body in endpoint.bodies} == set(range(6)) - answered
 
 
-@pytest.mark.parametrize(
-    ("status", "message", "remedy"),
-    [
-        (301, "moved", "JUDGE_MODEL"),
-        (401, "no such key", "JUDGE_MODEL"),
-        (404, "no such model", "JUDGE_MODEL"),
-        (429, "insufficient_quota", "credit"),
-    ],
-)
-def test_it_stops(status: int, message: str, remedy: str, ask: Ask, endpoint: Endpoint) -> None:
-    error = json.dumps({"error": {"message": message, "code": message}}).encode()
-    endpoint.reply = lambda number, before: (
-        Reply() if len(endpoint.bodies) == 1 else Reply(status=status, raw=error)
-    )
-    with pytest.raises(GuardError, match=rf"example e\d .*HTTP {status}.*{message}.*{remedy}"):
-        ask(3, concurrency=1)
-    assert len(endpoint.bodies) == 2
-
-
-@pytest.mark.parametrize("base_url", ["http://", "http://x:port/v1", "http://a\nb"])
-def test_judge_stops_at_once_when_nothing_can_be_sent(base_url: str, ask: Ask) -> None:
-    with pytest.raises(GuardError, match="cannot be asked about example e0"):
-        ask(1, base_url=base_url, backoff_s=60.0)
-
-
 def test_examples_are_asked_in_a_mixed_order(ask: Ask, endpoint: Endpoint) -> None:
     half = 20  # of one kind, all flagged, at the start of the file
     flagged = Reply(status=403, raw=b"flagged")
@@ -257,7 +227,7 @@ def test_examples_are_asked_in_a_mixed_order(ask: Ask, endpoint: Endpoint) -> No
     assert [row.refused for row in rows] == [True] * half + [False] * half
 
 
-@pytest.mark.parametrize(("status", "index"), [(400, 0), (403, 4), (413, 9), (422, 4)])
+@pytest.mark.parametrize(("status", "index"), [(400, 0), (413, 9), (422, 4)])
 def test_a_refusal_is_kept(status: int, index: int, ask: Ask, endpoint: Endpoint) -> None:
     refusal = Reply(status=status, raw=b'{"error": "secret: too long"}')
     endpoint.reply = lambda number, before: refusal if number == index else Reply("no")
@@ -267,12 +237,6 @@ def test_a_refusal_is_kept(status: int, index: int, ask: Ask, endpoint: Endpoint
         assert [row.violates is None for row in rows] == [row.refused for row in rows]
         assert rows[index].text == f'HTTP {status}: {{"error": "[key]: too long"}}'
     assert len(endpoint.bodies) == 10
-
-
-def test_a_refusal_counts_the_answers_of_earlier_runs(ask: Ask, endpoint: Endpoint) -> None:
-    ask(1)
-    endpoint.reply = answering(last=Reply(status=400))
-    assert [row.refused for row in ask(2)] == [False, True]
 
 
 @pytest.mark.parametrize(("count", "attempts"), [(3, 3), (20, REFUSALS)])
@@ -329,18 +293,16 @@ def test_an_answer_that_is_on_its_way_at_ctrl_c_is_kept(ask: Ask, endpoint: Endp
     assert len(ask(3)) == len(endpoint.bodies) == 3
 
 
-def test_an_error_quotes_the_endpoint_and_hides_the_key(ask: Ask, endpoint: Endpoint) -> None:
+@pytest.mark.parametrize("status", [200, 401, 429])
+def test_an_error_quotes_the_endpoint_and_hides_the_key(
+    status: int, ask: Ask, endpoint: Endpoint
+) -> None:
     key = 'sk-"secret' + "x" * 40
     said = b'{"error":\n"wrong key: ' + json.dumps(key).encode() + b"!" * 1000
-    for status in (200, 401, 429):
-        endpoint.reply = answering(last=Reply(status=status, raw=said))
-        with pytest.raises(GuardError, match=r"example e0 .*\{\"error\": \"wrong key") as caught:
-            ask(1, api_key=key)
-        assert "secret" not in str(caught.value) and len(str(caught.value)) < 700
-    illegal = r"LocalProtocolError Illegal header value b'Bearer \[key\]'"
-    with pytest.raises(GuardError, match=illegal) as caught:
-        ask(1, api_key="sk-secret\r", backoff_s=60.0)
-    assert "secret" not in str(caught.value)
+    endpoint.reply = answering(last=Reply(status=status, raw=said))
+    with pytest.raises(GuardError, match=r"example e0 .*\{\"error\": \"wrong key") as caught:
+        ask(1, api_key=key)
+    assert "secret" not in str(caught.value) and len(str(caught.value)) < 700
 
 
 def test_rambling_empty_and_cut_off_answers_are_kept(ask: Ask, endpoint: Endpoint) -> None:
@@ -352,8 +314,7 @@ def test_rambling_empty_and_cut_off_answers_are_kept(ask: Ask, endpoint: Endpoin
     assert len(endpoint.bodies) == 4
 
 
-def test_a_kill_costs_nothing(judge: EndpointJudge, endpoint: Endpoint, tmp_path: Path) -> None:
-    kept = tmp_path / "judge.jsonl"
+def test_a_kill_costs_nothing(ask: Ask, endpoint: Endpoint, kept: Path) -> None:
     endpoint.reply = lambda number, before: Reply(
         "no", delay_s=0.01 if len(endpoint.bodies) <= 5 else 60
     )
@@ -364,26 +325,19 @@ def test_a_kill_costs_nothing(judge: EndpointJudge, endpoint: Endpoint, tmp_path
         f"judge = EndpointJudge({endpoint.url!r}, 'gpt-toy', concurrency=1)\n"
         f"judge.ask(RULE, examples(8), Path({str(kept)!r}))"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", program]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, env=environment)
     try:
-        deadline = time.time() + 120
-        while len(endpoint.bodies) < 6 and process.poll() is None and time.time() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: len(endpoint.bodies) == 6, seconds=120)
     finally:
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.wait()
     cases = [case(body) for body in endpoint.bodies]
-    assert len(cases) == 6
     with kept.open("a") as file:
         file.write('{"key": "half a li')  # a kill in the middle of a write
     endpoint.reply = lambda number, before: Reply("yes")
-    rows = judge.ask(RULE, examples(8), kept)
-    assert [row.violates for row in rows] == [number not in cases[:5] for number in range(8)]
+    assert [row.violates for row in ask(8)] == [number not in cases[:5] for number in range(8)]
     assert [endpoint.asked(number) for number in cases[:5]] == [1] * 5
     assert all(json.loads(line) for line in kept.read_text().splitlines())
 
@@ -412,21 +366,6 @@ def test_answers_under_way_outlive_a_failure(ask: Ask, endpoint: Endpoint, kept:
     ids = {json.loads(line)["id"] for line in kept.read_text().splitlines()}
     assert ids == {f"e{number}" for number in first[1:]}
     assert len(endpoint.bodies) == 4
-
-
-def test_cost_and_latency(ask: Ask, judge: EndpointJudge, endpoint: Endpoint) -> None:
-    """The latency is that of the last attempt."""
-    slow_failure = Reply(status=500, delay_s=FAILS_AFTER_S)
-    endpoint.reply = answering(slow_failure, last=Reply(delay_s=0.05))
-    rows = ask(2)
-    assert [(row.prompt_tokens, row.completion_tokens) for row in rows] == [(100, 10)] * 2
-    assert 50 <= rows[0].latency_ms < 1000 * FAILS_AFTER_S
-    priced = replace(judge, price_in=2.0, price_out=8.0)
-    assert priced.cost_usd(500, 50) == pytest.approx(5 * (100 * 2 + 10 * 8) / 1e6)
-    assert judge.cost_usd(500, 50) is None
-    endpoint.reply = answering(last=Reply(usage=False))
-    row = ask(3)[2]
-    assert (row.prompt_tokens, row.completion_tokens) == (None, None)
 
 
 def test_judge_sees_the_whole_rule_and_cannot_be_spoken_to_by_the_conversation() -> None:

@@ -76,9 +76,9 @@ def test_rows_of_one_s_own_beside_generated_ones_have_rates_of_their_own(world: 
     head, *body = rows(threshold_table(report))
     assert not any("own rows" in row[1] for row in body)
     evaluation = report.evaluations[0]
-    methods = dict(evaluation.methods)
-    seen = methods["alora"].strata["seen"]
-    methods["alora"] = methods["alora"].model_copy(update={"strata": {REAL: seen}})
+    alora = evaluation.methods["alora"]
+    seen = alora.strata["seen"]
+    methods = evaluation.methods | {"alora": alora.model_copy(update={"strata": {REAL: seen}})}
     mixed = Report((evaluation.model_copy(update={"methods": methods}),))
     head, *body = rows(threshold_table(mixed))
     own = body[-1]

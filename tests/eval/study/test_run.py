@@ -4,7 +4,7 @@ that says what to run.
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,35 +62,21 @@ def logits_of(made: StudyWorld) -> dict[tuple[int, str], np.ndarray]:
     return study_logits(made.folder, made.study, [made.world.recipe], made.rule)
 
 
-def test_every_size_and_method_has_a_row_of_logits_for_each_seed(transfer: StudyWorld) -> None:
-    logits = logits_of(transfer)
-    assert list(logits) == [
-        (rows, method) for rows in (0, 20) for method in (BAG_OF_WORDS, "lora", "alora")
-    ]
-    assert {of_seeds.shape for of_seeds in logits.values()} == {(2, 48)}
-    ids = [row.id for row in shared_test_rows(transfer.folder, transfer.study)]
-    kept = transfer.world.runs.adapter("toy", NAME, "alora", 1) / "predictions.jsonl"
-    by_id = {row["id"]: row["logit"] for row in map(json.loads, kept.open())}
-    assert logits[20, "alora"][1].tolist() == [by_id[identity] for identity in ids]
-
-
 def test_a_point_s_own_bag_of_words_is_kept(curve: StudyWorld, monkeypatch: MonkeyPatch) -> None:
     """At one point the training rows say the opposite of what they say at the others."""
     opposite = point_runs(curve.folder, curve.study.points[0])
     for split in ("train", "validation"):
-        rows = words_rows(NAME, split)
-        turned = [type(row)(**vars(row) | {"label": 1 - row.label}) for row in rows]
+        turned = [replace(row, label=1 - row.label) for row in words_rows(NAME, split)]
         write_examples(opposite.data(NAME) / f"{split}.jsonl", turned)
     curve.world.runs = opposite
+    tests = shared_test_rows(curve.folder, curve.study)
     for method in curve.world.recipe.methods:
-        curve.world.add_adapter(
-            NAME, method, 0, {row.id: 0.0 for row in shared_test_rows(curve.folder, curve.study)}
-        )
+        curve.world.add_adapter(NAME, method, 0, {row.id: 0.0 for row in tests})
     logits = logits_of(curve)
-    labels = np.array([row.label for row in shared_test_rows(curve.folder, curve.study)])
+    is_violating = np.array([row.label == 1 for row in tests])
     turned_round, straight = logits[20, BAG_OF_WORDS]
-    assert turned_round[labels == 1].max() < turned_round[labels == 0].min()
-    assert straight[labels == 1].min() > straight[labels == 0].max()
+    assert turned_round[is_violating].max() < turned_round[~is_violating].min()
+    assert straight[is_violating].min() > straight[~is_violating].max()
     monkeypatch.setattr("eval.study.run.fit_bag_of_words", None)
     again = logits_of(curve)
     assert all((again[key] == logits[key]).all() for key in logits)
