@@ -160,6 +160,11 @@ def _with_value_of(label: int, filling: str, rng: random.Random) -> str:
         for _ in range(rng.randrange(value_count)):
             filling = RIGHT_OR_WRONG.sub(r"{\1}", filling, count=1)
         filling = RIGHT_OR_WRONG.sub(rf"{{\1{WRONG}}}", filling, count=1)
+    return right(filling)
+
+
+def right(filling: str) -> str:
+    """A filling with the layout's values alone: each `{land.?}` is `{land}`."""
     return RIGHT_OR_WRONG.sub(r"{\1}", filling)
 
 

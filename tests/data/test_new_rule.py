@@ -15,6 +15,7 @@ from guard.home import ROOT
 from guard.recipe import load_recipe
 from guard.rule import Judged, load_rule
 from tests.data.llm_server import Server
+from tests.llm_endpoint import Reply
 
 LONG = "never " + "very " * 24 + "often lie abou"  # 140 characters
 SENTENCE = "never promise a delivery date"
@@ -73,7 +74,7 @@ def test_an_endpoint_that_drafts_nothing_leaves_no_file(
     server: Server, tmp_path: Path, status: int, reply: str, told: str
 ) -> None:
     server.reply = lambda *_: reply  # type: ignore[method-assign]
-    server.change = lambda kind, text: (status, text) if status != 200 else None
+    server.change = lambda kind, text: Reply(text, status)
     with pytest.raises(GuardError, match=told):
         new_rule("other", SENTENCE, "assistant", tmp_path, Endpoint(server.url, "toy"))
     assert list(tmp_path.iterdir()) == []

@@ -101,34 +101,25 @@ def parts(label: int, noise: list[str]) -> list[Message]:
     return [Message("assistant", f"{''.join(noise)}{('xkq', 'zvw')[label]}{noise[0]}{noise[1]}")]
 
 
-def test_parts_of_words_tell_where_no_word_comes_twice() -> None:
-    chosen = fitted_on(parts).variant
-    assert chosen.ngrams == "words 1-2 and characters 2-5" and chosen.validation_auroc == 1.0
-
-
 def rare(label: int, noise: list[str]) -> list[Message]:
     """A rare word tells; a common one agrees with it in two of three rows."""
     first = noise[0]
-    agrees = first[0] in "bcdf"
-    common = ("often", "seldom")[label if agrees else 1 - label]
+    common = ("often", "seldom")[label if first[0] in "bcdf" else 1 - label]
     return [Message("assistant", f"{common} {common} {common} {first}{'xy'[label]}")]
 
 
-def test_a_strength_lets_rare_words_outweigh_a_common_one(monkeypatch: MonkeyPatch) -> None:
+def test_parts_of_words_and_rare_ones_tell_by_ngrams_and_strength(
+    monkeypatch: MonkeyPatch,
+) -> None:
     """C = 100 won on 12 of 15 shipped rules, 1,000 on none: docs/lessons.md."""
+    chosen = fitted_on(parts).variant
+    assert chosen.ngrams == "words 1-2 and characters 2-5" and chosen.validation_auroc == 1.0
     chosen = fitted_on(rare).variant
     assert (chosen.c, chosen.validation_auroc) == (100.0, 1.0)
     monkeypatch.setattr("eval.bag_of_words.STRENGTHS", STRENGTHS[:3])
     assert fitted_on(rare).variant.validation_auroc < 1.0
-
-
-def test_rows_that_nothing_can_be_fitted_on_are_refused() -> None:
-    validation = rows("validation", early)
-    with pytest.raises(GuardError, match=r"rows have one label.*got 1 rows"):
-        fit_bag_of_words(rows("train", early, 1), validation, "assistant")
-    silent = rows("train", lambda label, noise: [Message("user", "?!")])
     with pytest.raises(GuardError, match="no words that differ"):
-        fit_bag_of_words(silent, validation, "assistant")
+        fitted_on(lambda label, noise: [Message("user", "?!")])
 
 
 def test_beside_generated_rows_the_last_fit_reads_your_own_validation_rows_too() -> None:

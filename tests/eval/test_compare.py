@@ -73,18 +73,10 @@ def test_other_training_rows_are_no_obstacle(world: World, tmp_path: Path) -> No
         compare(away, b, world.runs.data("medical"))
 
 
-def test_data_that_are_no_folder_of_test_rows_are_named(world: World, tmp_path: Path) -> None:
-    world.add_rule()
-    folder = world.runs.adapter("toy", "medical", "lora")
-    rows = tmp_path / "rows.jsonl"
-    rows.touch()
-    for data in (rows, tmp_path):
-        with pytest.raises(GuardError, match=r"no folder with test.jsonl.*DATA="):
-            compare(folder, folder, data)
-
-
-def test_what_cannot_be_compared_is_refused(world: World) -> None:
+def test_what_cannot_be_compared_is_refused(world: World, tmp_path: Path) -> None:
     a, b = two_versions(world, {})
+    with pytest.raises(GuardError, match=r"no folder with test.jsonl.*DATA="):
+        compare(a, b, tmp_path)
     world.add_rule("legal", examples=4)
     with pytest.raises(GuardError, match=r"different rules.*medical and legal"):
         compare(a, world.runs.adapter("toy", "legal", "alora"))

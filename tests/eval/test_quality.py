@@ -81,7 +81,7 @@ def test_an_auroc_has_an_interval_and_is_compared_with_the_bag_of_words_pair_by_
     )
     assert area is not None and interval is not None and interval[0] < area < interval[1]
     assert gain is not None and gain.mean == pytest.approx(area - (words.metrics["auroc"] or 0))
-    assert 0 < gain.ci95[0] and gain.ci95[1] - gain.ci95[0] < (interval[1] - interval[0]) / 2
+    assert gain.ci95[0] > 0 and gain.ci95[1] - gain.ci95[0] < (interval[1] - interval[0]) / 2
     assert words.auroc_minus_bag_of_words is None
 
 

@@ -63,21 +63,21 @@ def test_flips_and_what_is_right_are_counted(world: World) -> None:
     """An answer that is missing is wrong and no flip."""
     plain = trial(world)
     perturbed = perturbations(plain)
-    told = [Answer(bool(row.label)) for row in plain.examples]
+    told = tuple(Answer(bool(row.label)) for row in plain.examples)
     right = dict.fromkeys(plain.methods, told)
-    fooled = []
-    violating = 0
+    violating, fooled = 0, []
     for perturbation in perturbed:
-        is_instruction = perturbation.trick == "instruction"
-        violating += is_instruction and perturbation.example.label
-        fooled.append(Answer(not is_instruction and bool(perturbation.example.label)))
-    result = robustness(plain, perturbed, right, dict.fromkeys(plain.methods, fooled))
-    trick = result["alora"]["instruction"]
+        is_instruction, label = perturbation.trick == "instruction", perturbation.example.label
+        violating += is_instruction and label
+        fooled.append(Answer(bool(label) and not is_instruction))
+    tricks = robustness(plain, perturbed, right, dict.fromkeys(plain.methods, tuple(fooled)))[
+        "alora"
+    ]
+    trick = tricks["instruction"]
     assert trick.n == TRICKED  # a word to the judge can always be added
     assert (trick.flips, trick.right_before) == (violating, TRICKED)
     assert trick.right_after == TRICKED - violating
-    assert result["alora"]["spaced"].flips == 0
-    nothing = [Answer(None)] * len(perturbed)
-    silent = dict.fromkeys(plain.methods, nothing)
+    assert tricks["spaced"].flips == 0
+    silent = dict.fromkeys(plain.methods, (Answer(None),) * len(perturbed))
     trick = robustness(plain, perturbed, right, silent)["alora"]["instruction"]
     assert (trick.flips, trick.right_before, trick.right_after) == (0, TRICKED, 0)

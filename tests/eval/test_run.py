@@ -12,10 +12,9 @@ import pytest
 from pytest import CaptureFixture, MonkeyPatch
 
 import eval.run
-from eval.evaluation import Evaluation
 from eval.judge.answer import JudgeRow
 from eval.judge.endpoint import AnswersSoFar, EndpointJudge
-from eval.report.report import Report, side_by_side
+from eval.report.report import Report
 from eval.run import main, run
 from guard.conversation.example import SPLITS, Example, Message, read_examples, write_examples
 from guard.errors import GuardError
@@ -164,11 +163,11 @@ async def _answer_yes(self: EndpointJudge, rule: Any, missing: Any, answers: Ans
     answers._file.add(kept)
 
 
-def refuses_3(request: ScoreRequest) -> float | str:
-    return "too long" if request.messages[-1].content.endswith(" 3") else guess_or_read(request)
-
-
 def test_refusals_are_reported_and_count_as_wrong(world: World) -> None:
+    def refuses_3(request: ScoreRequest) -> float | str:
+        is_long = request.messages[-1].content.endswith(" 3")
+        return "too long" if is_long else guess_or_read(request)
+
     world.add_rule("medical", examples=10)
     text = evaluate(world, engine=ToyEngine(refuses_3)).as_markdown()
     content = report_json(world)["rules"]["medical"]
@@ -224,10 +223,8 @@ def test_of_all_rules_one_of_disagreement_is_left_out(world: World) -> None:
         return -1.0 if request.adapter == "medical/alora/0" else guess_or_read(request)
 
     world.add_rule("medical", examples=10)
-    engine = ToyEngine(wrong_once)
-    with pytest.raises(GuardError, match="served engine and PEFT disagree"):
-        evaluate(world, engine=engine)
     world.add_rule("legal", examples=10)
+    engine = ToyEngine(wrong_once)
     text = evaluate(world, engine=engine).as_markdown()
     assert re.search("Left out: medical: .*the served engine and PEFT disagree", text)
     assert list(report_json(world)["rules"]) == ["legal"]
@@ -327,27 +324,6 @@ def test_several_bases_stand_side_by_side(world: World, monkeypatch: MonkeyPatch
     shutil.rmtree(world.runs.root / "second" / "medical")
     with pytest.raises(GuardError, match=r"no rule is evaluated on all of toy, second.*alone"):
         evaluate(world, recipes=[first, second])
-
-
-def test_an_earlier_rule_stops_no_other(world: World, monkeypatch: MonkeyPatch) -> None:
-    first, second = world.recipe, world.recipe.model_copy(update={"name": "second"})
-    for recipe in (first, second):
-        world.recipe = recipe
-        world.add_rule("medical", examples=10)
-        world.add_rule("legal", examples=10)
-    evaluate(world, recipes=[first, second])
-
-    def of_other_examples(evaluations: Sequence[Evaluation]) -> Evaluation:
-        if evaluations[0].rule == "legal":
-            raise GuardError("evaluated on other test examples")
-        return side_by_side(evaluations)
-
-    monkeypatch.setattr("eval.run.side_by_side", of_other_examples)
-    report = evaluate(world, "medical", recipes=[first, second])
-    assert [evaluation.rule for evaluation in report.evaluations] == ["medical"]
-    assert report.left_out == ("legal: evaluated on other test examples",)
-    with pytest.raises(GuardError, match="evaluated on other test examples"):
-        evaluate(world, "legal", recipes=[first, second])
 
 
 def test_the_command_refuses_nonsense(

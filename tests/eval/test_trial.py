@@ -148,10 +148,8 @@ def test_bad_test_data_are_refused(world: World) -> None:
     with pytest.raises(GuardError, match=r'turns: "last"; the rule says turns: "any"'):
         world.trial()  # labelled for what the rule was before
     manifest.unlink()
-    examples = read_examples(path)
-    write_examples(path, [examples[0], examples[0]])
-    with pytest.raises(GuardError, match="same id"):
-        world.trial()
-    path.write_text("")
-    with pytest.raises(GuardError, match="no test examples"):
-        world.trial()
+    row = read_examples(path)[0]
+    for rows, problem in (([row, row], "same id"), ([], "no test examples")):
+        write_examples(path, rows)
+        with pytest.raises(GuardError, match=problem):
+            world.trial()

@@ -13,6 +13,7 @@ from guard.conversation.example import Example, Message
 from guard.errors import GuardError
 from guard.rule import EDIT
 from tests.data.llm_server import RULE, Server, debated, running_server
+from tests.llm_endpoint import Reply
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -38,12 +39,12 @@ def test_what_refuses_everything_is_an_error_and_asked_again(
     server: Server, tmp_path: Path
 ) -> None:
     kept = tmp_path / "answers.jsonl"
-    server.change = lambda kind, text: (403, "no such permission")
+    server.change = lambda kind, text: Reply("no such permission", 403)
     told = r"refused the policy.*no such permission.*GENERATOR_API_KEY"
     with pytest.raises(GuardError, match=told):
         debated(server, kept, 24)
     server.change = lambda kind, text: (
-        (403, "no such permission") if len(server.requests) > 40 else None
+        Reply("no such permission", 403) if len(server.requests) > 40 else None
     )
     with pytest.raises(GuardError, match=r"refused 8 requests in a row.*no such permission"):
         debated(server, kept, 24)
@@ -60,19 +61,15 @@ def test_passing_faults_change_nothing(
 ) -> None:
     """Nor an answer that was cut off or holds half a character: no request could quote it."""
 
-    def completion(content: str, ends: str = "stop") -> tuple[int, str]:
-        choice = {"message": {"content": content}, "finish_reason": ends}
-        return 200, json.dumps({"choices": [choice]})
-
     faults = [
-        *((429, "slow down"), (500, "oops"), completion("<think>so"), completion("{" * 5000)),
-        *(completion("no \ud83d"), completion("fine", "length"), (200, "no json at all")),
+        *(Reply("slow down", 429), Reply("oops", 500), Reply("<think>so"), Reply("{" * 5000)),
+        *(Reply("no \ud83d"), Reply("fine", finish_reason="length"), Reply(raw="no json at all")),
     ]
     count = itertools.count(1)
 
-    def every_fourth(kind: str, text: str) -> tuple[int, str] | None:
-        number, is_due = divmod(next(count), 4)
-        return None if is_due else faults[number % len(faults)]
+    def every_fourth(kind: str, text: str) -> Reply | None:
+        fault, other_requests = divmod(next(count), 4)
+        return None if other_requests else faults[fault % len(faults)]
 
     server.change = every_fourth
     examples, statistics = debated(server, tmp_path / "faulty.jsonl", concurrency=1)

@@ -8,9 +8,7 @@ from data.generator.phrasebook import Corpus
 from tests.data.generator.corpora import corpus_of
 
 
-@pytest.fixture(
-    scope="module", params=["medical_advice", "pii_leak", "jailbreak_attempt", "refund_promise"]
-)
+@pytest.fixture(scope="module", params=["medical_advice", "pii_leak", "jailbreak_attempt"])
 def corpus(request: pytest.FixtureRequest) -> Corpus:
     return corpus_of(request.param, ())
 

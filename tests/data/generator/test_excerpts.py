@@ -1,3 +1,4 @@
+import itertools
 from collections import Counter
 from typing import get_args
 
@@ -7,10 +8,18 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 
 from data.generator import grammar
-from data.generator.excerpts import SHARE, Excerpt, ExcerptBook, ExcerptWriter
+from data.generator.excerpts import (
+    RIGHT_OR_WRONG,
+    SHARE,
+    WRONG,
+    Excerpt,
+    ExcerptBook,
+    ExcerptWriter,
+    right,
+)
 from data.generator.generate import Counts, generate
 from data.generator.library import EXCERPTS, load_excerpts
-from data.generator.phrasebook import Pool, line_id
+from data.generator.phrasebook import Pool, cores_of, line_id, slot_pool
 from data.splits import refuse_leaks
 from eval.metrics import auroc
 from guard.conversation.example import Example
@@ -149,8 +158,50 @@ def test_a_customer_s_messages_hold_personal_data_in_the_hole_alone() -> None:
             assert not personal & slots_within(book, line), line
 
 
+def reached(book: ExcerptBook, line: str) -> set[str]:
+    """The slots of the line and of the values that may fill them, each with its number."""
+    names: set[str] = set()
+    waiting = grammar.slot_names(line)
+    while waiting:
+        name = waiting.pop()
+        names.add(name)
+        base, dot, number = name.partition(".")
+        for value in book.slots.get(base, ()):
+            for inner in grammar.slot_names(value):
+                # Without a number of its own it has that of the slot that it stands in.
+                numbered = inner if "." in inner else f"{inner}{dot}{number}"
+                waiting |= {numbered} - names
+    return names
+
+
 def slots_within(book: ExcerptBook, line: str) -> set[str]:
-    return {name.partition(".")[0] for name in grammar.reached(line, book.slots)}
+    return {name.partition(".")[0] for name in reached(book, line)}
+
+
+def test_in_a_form_of_either_every_layout_says_what_every_line_may_say_wrong(
+    rule_name: str,
+) -> None:
+    """And has so many values of it that the wrong one is not the right one."""
+    book = book_of(rule_name)
+    for excerpt in book.excerpts.values():
+        assert not (excerpt.either and (excerpt.does or excerpt.allowed))
+        for line in excerpt.either:
+            assert RIGHT_OR_WRONG.search(grammar.without_choices(line)), line
+            for slot, layout in itertools.product(RIGHT_OR_WRONG.findall(line), excerpt.layouts):
+                said = reached(book, layout)
+                assert slot in said and slot + WRONG not in said, layout
+                for pool in get_args(Pool):
+                    values = slot_pool(book.slots, pool)[slot]
+                    assert len(set(values)) >= int(WRONG.removeprefix(".")), slot
+
+
+def test_a_line_of_two_blocks_is_held_out_in_both_or_in_neither(rule_name: str) -> None:
+    pools: dict[str, Pool] = {}
+    for excerpt in book_of(rule_name).excerpts.values():
+        blocks = (excerpt.does, excerpt.allowed, excerpt.either)
+        for lines, pool in itertools.product(blocks, get_args(Pool)):
+            for line in cores_of(lines, pool):
+                assert pools.setdefault(right(line), pool) == pool, line
 
 
 @pytest.mark.parametrize("pool", get_args(Pool))

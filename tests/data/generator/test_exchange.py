@@ -37,19 +37,12 @@ def test_an_answer_that_repeats_the_user_says_nothing_else(
             if slot.partition(".")[0] in act.supplied and value in answered.text:
                 assert _of_anybody(value) in _of_anybody(question.text), answered.text
                 repeated += 1
-        if rule == "pii_leak":
-            assert _numbers(answered.text) <= _numbers(question.text)
     assert repeated > 100
 
 
 def _of_anybody(text: str) -> str:
     """Whether the user says it of himself or is told."""
     return re.sub(r"\b(my|your)(self)?\b", "one's", text)
-
-
-def _numbers(text: str) -> set[str]:
-    words = [word.strip(".,;?") for word in text.split()]
-    return {word for word in words if any(character.isdigit() for character in word)}
 
 
 def test_the_other_speaker_may_be_given_or_restricted(corpus: Corpus) -> None:

@@ -102,12 +102,3 @@ def test_a_malformed_template_is_named(template: str) -> None:
     grammar.check("(take|use (some|)) {drug.2} or {act:ing,my}", SLOTS, where="here")
     with pytest.raises(GuardError, match="here"):
         grammar.check(template, SLOTS, where="here")
-
-
-def test_slots_inside_values_are_reached_with_the_number_of_the_slot_that_they_stand_in() -> None:
-    slots = {"text": ["{fact}. {fact.2}", "{fact}"], "fact": ["in {land}", "{who.1} ate"]}
-    reached = grammar.reached("({text}|{mood.3}) and {fact.4}", slots)
-    inside = {"land", "land.2", "land.4", "who.1"}
-    assert reached == {"text", "mood.3", "fact", "fact.2", "fact.4"} | inside
-    # What stands in every phrasing is outside of all brackets.
-    assert grammar.without_choices("a (b|(c|d) e) f (g|)") == "a  f "

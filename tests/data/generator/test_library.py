@@ -4,22 +4,17 @@ break none.
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from data.generator.excerpts import Excerpt, ExcerptBook
 from data.generator.library import (
-    EXCERPTS,
     PHRASES,
-    check_excerpts,
     load_background,
     load_corpus,
     load_excerpts,
     load_phrasebook,
     rules_with_phrases,
 )
-from data.generator.phrasebook import cores_of
 from guard.errors import GuardError
 from guard.rule import RULES, load_rule
 from tests.data.generator.corpora import RULES_WITH_PHRASES, background, corpus_of
@@ -149,80 +144,35 @@ def test_an_act_that_would_tell_the_label_by_what_stands_around_it_is_refused(
             _load(tmp_path, BOOK, depends_on_context=True)
 
 
-VALUES = tuple(f"value{number}" for number in range(5))
-EITHER = tuple(f"{word} it was {{n.?}} in {{n.?}}" for word in ("well", "no", "oh", "yes", "so"))
-
-
-def _check(slots: dict[str, tuple[str, ...]], excerpts: dict[str, Excerpt]) -> None:
-    book = ExcerptBook(rule="toxicity", slots=slots, excerpts=excerpts)
-    check_excerpts("toxicity", book, Path("toy.yaml"))
-
-
-LINES = {"layouts": ("user: *",), "does": tuple("abcd"), "allowed": tuple("efgh")}
+EXCERPT = """
+rule: toxicity
+slots: {}
+excerpts:
+  chat: {layouts: "user: *", registers: {user: [loud]}, does: "a\\nb\\nc\\nd",
+    allowed: "e\\nf\\ng\\nh"}
+"""
 
 
 @pytest.mark.parametrize(
-    ("change", "problem"),
+    ("old", "new", "problem"),
     [
-        ({"layouts": ("user: nothing here",)}, "one hole"),
-        ({"layouts": ("user: * and *",)}, "one hole"),
-        ({"does": ("a", "b")}, "too few lines"),
-        ({"allowed": ("a {unknown}", *"bcd")}, "unknown slot"),
-        ({"allowed": ("a #", *"bcd")}, "only work inside a slot's value"),
-        ({"registers": {"user": ("shouted",)}}, "unknown register"),
+        ("rule: toxicity", "rule: other", "rule differs"),
+        ("user: *", "user: nothing here", "one hole"),
+        ("user: *", "user: * and *", "one hole"),
+        ("\\nc\\nd", "", "too few lines"),
+        ("c\\nd", "c\\nc", "repeats a line"),
+        ("e\\nf", "e {unknown}\\nf", "unknown slot"),
+        ("e\\nf", "e #\\nf", "only work inside a slot's value"),
+        ("loud", "shouted", "unknown register"),
     ],
 )
-def test_a_broken_form_of_excerpts_is_refused(change: dict[str, Any], problem: str) -> None:
-    _check({}, {"chat": Excerpt(**LINES)})
-    with pytest.raises(GuardError, match=problem):
-        _check({}, {"chat": Excerpt(**LINES | change)})
-
-
-def test_a_book_of_excerpts_is_of_the_rule_of_its_file_and_a_rule_may_have_none(
-    tmp_path: Path,
+def test_a_broken_book_of_excerpts_is_refused(
+    tmp_path: Path, old: str, new: str, problem: str
 ) -> None:
-    rule = load_rule("toxicity")
+    rule, path = load_rule("toxicity"), tmp_path / "toxicity.yaml"
     assert load_excerpts(rule, tmp_path) is None
-    text = (EXCERPTS / "toxicity.yaml").read_text()
-    (tmp_path / "toxicity.yaml").write_text(text.replace("rule: toxicity", "rule: toxicity_2"))
-    with pytest.raises(GuardError, match="rule differs"):
-        load_excerpts(rule, tmp_path)
-
-
-def _check_either(values: tuple[str, ...] = VALUES, **changes: tuple[str, ...]) -> None:
-    fields: dict[str, Any] = {"layouts": ("tool: {text} >> user: *",), "either": EITHER} | changes
-    slots = {"n": values, "text": ("{n}, {n.2}",), "wrong": ("{n.5}",)}
-    _check(slots, {"toy": Excerpt(**fields)})
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        ({"does": ("a", "b", "c", "d")}, "cannot stand beside"),
-        ({"either": ("it was {n}",)}, "nothing that can be wrong"),
-        ({"either": ("(it was {n.?}|no idea)",)}, "or not always"),
-        ({"either": ("{n.?} and {n.2.?}",)}, "malformed slot"),
-        ({"either": ("{m.?}",)}, "a layout does not say 'm'"),
-        ({"layouts": ("tool: {text} >> user: *", "user: *")}, "a layout does not say 'n'"),
-        ({"layouts": ("tool: {text}, {wrong} >> user: *",)}, "number of the wrong 'n'"),
-        ({"values": VALUES[:4]}, "too few values"),
-        ({"values": tuple(map(str, range(12)))}, "too few values"),  # three of them held out
-    ],
-)
-def test_a_form_in_which_wrong_could_be_right_is_refused(
-    change: dict[str, Any], problem: str
-) -> None:
-    _check_either()
+    path.write_text(EXCERPT)
+    assert load_excerpts(rule, tmp_path) is not None
+    path.write_text(_replaced(EXCERPT, (old, new)))
     with pytest.raises(GuardError, match=problem):
-        _check_either(**change)
-
-
-def test_a_line_that_is_held_out_in_one_block_and_trained_on_in_another_is_refused() -> None:
-    lines = tuple(f"line {number}" for number in range(9))
-    held = cores_of(lines, "unseen")[0]
-    blocks = [(*(f"{word} {number}" for number in range(8)), held) for word in "abcd"]
-    block = next(block for block in blocks if held in cores_of(block, "seen"))
-    one, other = (Excerpt(**LINES | {"allowed": allowed}) for allowed in (lines, block))
-    _check({}, {"one": one, "same": one})
-    with pytest.raises(GuardError, match="held out in one block and not in another"):
-        _check({}, {"one": one, "other": other})
+        load_excerpts(rule, tmp_path)

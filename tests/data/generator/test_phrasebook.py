@@ -1,4 +1,5 @@
 import itertools
+import random
 import re
 from typing import Any, get_args
 
@@ -71,6 +72,10 @@ def test_a_rule_covers_the_ways_of_not_violating_it_with_cores_for_every_pool(na
     fewest: dict[Pool, int] = {"seen": 10, "reserved": 2, "unseen": 3}
     for act, (pool, count) in itertools.product(acts, fewest.items()):
         assert len(cores_of(act.cores, pool)) >= count, (act, pool)
+    rng = random.Random(0)
+    for act in acts:
+        seen = cores_of(act.cores, "seen")
+        assert len({grammar.resolve(rng.choice(seen), rng) for _ in range(300)}) >= 40, act
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,9 @@ TEXT = "You will have the whole amount back on your card before the weekend."
 
 @pytest.mark.parametrize("name", TRICKS)
 def test_a_trick_changes_the_writing_and_repeats_itself_for_a_seed(name: str) -> None:
-    changed = TRICKS[name](TEXT, random.Random(1), "seen")
-    assert changed != TEXT
-    assert TRICKS[name](TEXT, random.Random(1), "seen") == changed
-    assert len({TRICKS[name](TEXT, random.Random(seed), "seen") for seed in range(10)}) > 1
+    changed = [TRICKS[name](TEXT, random.Random(seed), "seen") for seed in (*range(10), 0)]
+    assert TEXT not in changed and changed[0] == changed[-1]
+    assert len(set(changed)) > 1
 
 
 @pytest.mark.parametrize("name", ["instruction", "master_key", "hidden_tags"])

@@ -54,15 +54,19 @@ def test_rules_with_the_same_note_share_it(world: World) -> None:
     assert lines[-1] == "- Left out: tax: no data"
 
 
-def test_a_judge_s_note_says_what_it_took_and_what_it_did_not_answer(world: World) -> None:
+def test_a_judge_behind_an_endpoint_stands_there_once_and_says_what_it_took(world: World) -> None:
     took = {"refused": 1, "cost_usd": 0.5, "without_usage": 2}
     judge = JudgeRecord(name="gpt-toy", endpoint="http://x", **took)
-    judged = evaluated(world).model_copy(update={"judges": {"judge": judge}})
-    (line,) = [line for line in notes([judged], []) if "gpt-toy" in line]
+    toy = evaluated(world).model_copy(update={"judges": {"judge": judge}})
+    (line,) = [line for line in notes([toy], []) if "gpt-toy" in line]
     assert line == (
         "- medical: judged by gpt-toy at http://x; cost 0.5000 USD; tokens and cost unknown for 2 "
         "answers; 1 of 8 conversations refused by the endpoint, counted as wrong."
     )
+    joint = side_by_side([toy, toy.model_copy(update={"model": "other"})])
+    assert list(joint.judges) == ["judge"]
+    assert list(joint.methods)[:2] == ["judge", "bag_of_words"]
+    assert side_by_side([toy]) is toy
 
 
 def two_bases(world: World) -> tuple[Evaluation, Evaluation]:
@@ -101,15 +105,6 @@ def test_contenders_carry_their_base_s_name_but_the_one_bag_of_words(world: Worl
     assert "- Measured on toy, other, seed 0, 1, commit abc / def" in text
     assert "other LoRA - toy LoRA: -12.5 points of mean accuracy" in text
     assert "- medical: refused by the engine, counted as wrong: {'toy judge': 1" in text
-
-
-def test_a_judge_behind_an_endpoint_stands_there_once(world: World) -> None:
-    judge = JudgeRecord(name="gpt-toy", endpoint="http://x")
-    toy = evaluated(world).model_copy(update={"judges": {"judge": judge}})
-    joint = side_by_side([toy, toy.model_copy(update={"model": "other"})])
-    assert list(joint.judges) == ["judge"]
-    assert list(joint.methods)[:2] == ["judge", "bag_of_words"]
-    assert side_by_side([toy]) is toy
 
 
 def test_other_examples_are_not_put_side_by_side(world: World) -> None:
