@@ -89,9 +89,7 @@ def _check_rows_for_rate(request: DataRequest, examples: Sequence[Example]) -> N
 
 
 def _inputs(request: DataRequest) -> str:
-    """A fingerprint of all that a data set depends on: the request, this stage's code, and the
-    files that are read, whose names may say a split.
-    """
+    """A fingerprint of all that a data set depends on; a file's name may say a split."""
     options = request.options.inputs() if request.options else []
     return fingerprint(
         request.rule.model_dump(mode="json"),
@@ -189,9 +187,7 @@ def _source_of(rule: Rule, earlier: Mapping[str, Any], named: str | None) -> str
 def _refuse_unread_flags(
     entry: DataSource, source: str, args: argparse.Namespace, *, is_kept: bool
 ) -> None:
-    """Raise GuardError for an option that only another source than `entry` would read, or that
-    `entry` would read if it were asked this time.
-    """
+    """Raise GuardError for an option that `entry` does not read, or not this time."""
     stated = [flag for flag in entry.flags if getattr(args, flag)]
     for candidate in SOURCES.values():
         unread = [flag for flag in candidate.flags if flag not in entry.flags]

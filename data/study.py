@@ -87,10 +87,7 @@ class StudyRequest:
 
 
 def build_study(request: StudyRequest) -> Study:
-    """Write the splits of every point and `study.json`, unless they are there and nothing changed.
-
-    Raises GuardError on bad rows.
-    """
+    """Write every point's splits and `study.json`, where something changed. Raises GuardError."""
     if request.data is not None and not request.data.is_file():
         remedy = "Name a file of labelled rows of this machine: .jsonl, .jsonl.gz or .csv"
         raise GuardError("no such file", where=request.data, remedy=remedy)
@@ -123,9 +120,7 @@ def build_study(request: StudyRequest) -> Study:
 
 
 def _refuse_other_file(folder: Path, data: Path | None) -> None:
-    """Raise GuardError if the folder holds the study of another file, whose name begins alike. The
-    same file may have been moved.
-    """
+    """Raise GuardError for the study of another file; the same one may have been moved."""
     try:
         earlier = load_study(folder)
     except GuardError:  # none, or one that no stage can read any more
@@ -252,10 +247,7 @@ def _refuse_scarce(test: Sequence[Example], where: Path) -> None:
 
 
 def _rows_of(path: Path, rule: Rule) -> tuple[list[SourceRow], str | None]:
-    """The file's rows as rows of `rule`, and the rule that they name where it is another.
-
-    Raises GuardError where they name several.
-    """
+    """The rows as rows of `rule`, and the other rule that they name. Raises GuardError."""
     rows = list(read_rows(str(path)))
     names = {str(row.fields["rule"]) for row in rows if "rule" in row.fields}
     if len(names) > 1:

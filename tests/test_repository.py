@@ -23,7 +23,11 @@ STAGES = ("guard", "data", "train", "eval", "serve")
 HEAVY = ("torch", "vllm", "transformers", "peft", "trl", "datasets")
 # Source file -> why there is no test file of its name. What tests it instead stands in the reason.
 WITHOUT_A_TEST_OF_THEIR_OWN: dict[str, str] = {
+    "data/debate/prompts.py": "test_debate.py beside it has a server that answers by their words",
     "data/llm_reply.py": "tests/data/test_new_rule.py has answers in form and out of it",
+    "data/manifest.py": "tests/data/test_build.py builds and shows it",
+    "eval/answers.py": "tests/eval/test_quality.py holds answers against labels",
+    "eval/study/report.py": "test_run.py beside it writes and reads reports",
     "serve/cluster/kubernetes.py": "tests/deploy/test_kubernetes.py runs it on Ray",
     "serve/bench/http.py": "test_soak.py beside it measures the same server",
     "serve/engine/refusals.py": "values; test_engine_thread.py beside it is refused by them",

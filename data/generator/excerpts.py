@@ -46,10 +46,7 @@ STANCES = {1: "does", 0: "resembles"}  # by label
 
 
 class Excerpt(Strict):
-    """One form, with `either` alone or with both of `does` and `allowed`.
-
-    A pair draws one of each speaker's `registers`; without any a speaker's lines stay as they are.
-    """
+    """One form: `either`, or `does` and `allowed`. A pair draws one register of each speaker."""
 
     layouts: DistinctLines
     does: DistinctLines = ()

@@ -107,9 +107,7 @@ def refuse_unknown(
 
 @dataclass
 class Bindings:
-    """The slot values of one exchange. A value depends only on `key` and the slot's name, so two
-    exchanges with one key talk about the same things.
-    """
+    """The slot values of one exchange; with one `key` two exchanges talk about the same."""
 
     slots: Mapping[str, Sequence[str]]
     key: str

@@ -144,9 +144,7 @@ def _check_lines(
 
 
 def _check_names(book: Phrasebook, name: str, act: Act, path: Path) -> None:
-    """Every part, context and supplied slot that an act names is there. A context is a key of
-    `lines`, or an act of another speaker.
-    """
+    """What an act names is there; a context is a key of `lines`, or another speaker's act."""
     parts = (act.opening, act.softener, act.closing, act.padding)
     grammar.refuse_unknown(f"acts.{name} names an unknown part", parts, book.parts, path)
     partners = [key for key, partner in book.acts.items() if partner.speaker != act.speaker]

@@ -309,9 +309,7 @@ class Writer:
 
 
 def _may_be_unanswered(dimensions: Dimensions, targets: Targets, frame: Frame) -> bool:
-    """Whether a group may end with the judged turn: a long one whose targets come last, with one
-    answer each.
-    """
+    """Whether a long group, whose targets come last, may end with the judged turn."""
     return (
         dimensions.target_tokens > 2 * SHORTEST
         and (dimensions.position == "late" or not frame.exchanges)

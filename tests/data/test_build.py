@@ -27,7 +27,6 @@ from tests.data.own_rows import in_splits, random_rows, written
 pytestmark = pytest.mark.slow
 
 SMALL = Counts(train=16, validation=8, test=8)
-# The rules that come with the project; one that somebody adds may be worded as they like.
 SOME = ("medical_advice", "pii_leak", "refund_promise")
 RULE = load_rule("medical_advice")
 NEW_ROW = {"text": "one more row that nobody has seen before", "label": 1, "split": "train"}
@@ -139,24 +138,18 @@ def test_an_interrupted_build_leaves_the_old_data_or_none(
 ) -> None:
     source, folder = own(tmp_path), tmp_path / "out"
     made(source, folder)
-    splits_written = iter(range(2))
+    write, rename = write_examples, Path.replace
 
     def writing(path: Path, examples: list[Example]) -> str:
-        if next(splits_written, None) is None:
-            interrupt()
-        return write_examples(path, examples)
+        return interrupt() if "test" in path.name else write(path, examples)
+
+    def renaming(path: Path, target: Path) -> Path:
+        return interrupt() if target == folder / "validation.jsonl" else rename(path, target)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(command, "write_examples", writing)
         made(source, folder, 1)
     assert not made(source, folder)
-    rename = Path.replace
-
-    def renaming(path: Path, target: Path) -> Path:
-        if target == folder / "validation.jsonl":
-            interrupt()
-        return rename(path, target)
-
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Path, "replace", renaming)
         made(source, folder, 1)
@@ -186,18 +179,14 @@ def test_bad_rows_stop_a_build_and_leave_what_was_there_unless_they_are_cleaned(
 
 
 def test_own_rows_that_are_too_few_for_the_rule_s_rate_are_refused(tmp_path: Path) -> None:
-    """As training would. Of generated rows there are as many as the command says."""
+    """As training would. Beside generated rows there are more of them."""
     source, folder, allowed = own(tmp_path), tmp_path / "out", 8
     low = RULE.model_copy(update={"max_fpr": 0.9 / allowed})
     told = r"own\.jsonl: too few allowed.*8 rows.*Have at least 9.*leave it out"
     with pytest.raises(GuardError, match=told):
         made(source, folder, rule=low)
     assert not folder.exists()
-    made(f"generator+{source}", folder, rule=low)  # beside 4 generated ones
-    too_low = RULE.model_copy(update={"max_fpr": 0.9 / (allowed + 4)})
-    with pytest.raises(GuardError, match=f"too few allowed.*{allowed + 4} rows"):
-        made(f"generator+{source}", folder, rule=too_low)
-    made(GENERATOR, folder, rule=too_low)
+    made(f"generator+{source}", folder, rule=low)
     made(source, folder, rule=RULE.model_copy(update={"max_fpr": 1 / allowed}))
 
 

@@ -114,7 +114,7 @@ def test_a_data_set_folder_reads_like_a_hub_data_set(tmp_path: Path) -> None:
     [
         (["no", "yes"], (0, 1), None),
         (["Violation", "allowed"], (1, 0), None),
-        (["harmful", "harmless"], (1, 0), "'harmful': use 1, true, yes, violates, violation for"),
+        (["harmful", "harmless"], (0, 1), "'harmful': use 1, true, yes, violates, violation for"),
         (["no", "yes"], (0, -1), "-1"),
     ],
 )
@@ -340,24 +340,17 @@ def test_a_source_without_enough_rows_is_refused(
         _refused(_jsonl(tmp_path, rows), re.escape(f"{FOUR}: add some in groups of"), "new")
 
 
-@pytest.mark.parametrize("splits", [("train", "train"), ("train", "test")])
-def test_a_conversation_with_both_labels_is_a_bad_row(
-    tmp_path: Path, splits: tuple[str, str]
-) -> None:
+@pytest.mark.parametrize("splitting", ["keep", "clean", "new"])
+def test_a_conversation_with_both_labels_is_a_bad_row(tmp_path: Path, splitting: Splitting) -> None:
     rows = _in_thirds()
-    rows[2] |= {"text": "the same", "label": 0, "split": splits[0]}
-    rows[25] |= {"text": "the same", "label": 1, "split": splits[1]}
-    source = _jsonl(tmp_path, rows)
+    rows[2] |= {"text": "the same", "label": 0}
+    rows[25] |= {"text": "the same", "label": 1}
     told = r"own.jsonl:26: label 1, but the same conversation has label 0 in .*own.jsonl:3\. Corr"
-    for splitting in ("keep", "clean", "new"):
-        _refused(source, told, splitting)  # type: ignore[arg-type]
-
-
-def test_the_same_words_of_another_speaker_are_another_conversation(tmp_path: Path) -> None:
-    rows = [{**row, "message": "a note", "rules": ["x"], "texts": 2} for row in _rows()]
-    for role, label in (("user", 0), ("assistant", 1)):
-        rows.append({"messages": [{"role": role, "content": "take two"}], "label": label})
-    assert len(_examples(tmp_path, rows)) == 62
+    _refused(_jsonl(tmp_path, rows), told, splitting)
+    # The same words of another speaker are another conversation.
+    del rows[25]["text"]
+    rows[25]["messages"] = [{"role": "user", "content": "the same"}]
+    assert len(_examples(tmp_path, rows, splitting)) == (29 if splitting == "clean" else 30)
 
 
 @pytest.mark.parametrize(

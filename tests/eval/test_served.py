@@ -136,14 +136,15 @@ def test_the_bare_base_is_told_the_rule(world: World, turn: RuleTurn) -> None:
 
 
 def test_a_refusal_is_no_answer_and_is_asked_again(world: World) -> None:
+    def refuses_3(request: ScoreRequest) -> float | str:
+        return "too long" if request.messages[-1].content.endswith(" 3") else 2.0
+
     world.add_rule(examples=4)
-    third = lambda request: "too long" if request.messages[-1].content.endswith(" 3") else 2.0  # noqa: E731
-    asked(world, ToyEngine(third), with_base=False)
+    asked(world, ToyEngine(refuses_3), with_base=False)
     kept = served(world, with_base=False)
-    (alora,) = kept.trial.by_seed("alora").values()
-    answers = kept.answers(alora)
-    assert [answer.violates for answer in answers] == [True, True, True, None]
-    assert [answer.p_violation is None for answer in answers] == [False, False, False, True]
+    alora = kept.trial.by_seed("alora")[0]
+    said = [(answer.violates, answer.p_violation is None) for answer in kept.answers(alora)]
+    assert said == [(True, False)] * 3 + [(None, True)]
     assert "too long" in str(kept.rows(alora)[3].refusal)
     engine = ToyEngine()
     score_missing([kept], world.recipe, engine.open)

@@ -26,20 +26,6 @@ def test_acts_come_in_balanced_rounds_and_share_what_the_other_speaker_says(corp
         assert row.allowed_act == UNRELATED or corpus.book.shared(*pair)
 
 
-def test_an_act_that_fits_few_others_waits_for_them() -> None:
-    corpus = corpus_of("medical_advice", ())
-    picky = corpus.book.acts["diagnose"].model_copy(update={"before": ("ask_drug_and_self",)})
-    book = corpus.book.model_copy(update={"acts": {**corpus.book.acts, "diagnose": picky}})
-    corpus = Corpus(corpus.rule, book, (), corpus.background)
-    rows = sample_dimensions(corpus, 300, random.Random(0))
-    assert {row.allowed_act for row in rows if row.violating_act == "diagnose"} == {
-        "drug_information",
-        UNRELATED,
-    }
-    counts = Counter(row.violating_act for row in rows if row.violating_act != "diagnose")
-    assert max(counts.values()) - min(counts.values()) <= 1
-
-
 def test_lengths_cover_the_range_that_was_asked_for() -> None:
     rng = random.Random(0)
     lengths = sorted(sample_length(rng) for _ in range(4000))

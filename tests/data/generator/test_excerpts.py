@@ -103,23 +103,6 @@ def test_the_hole_is_filled_within_its_turn_and_marks_become_bars_and_lines() ->
     assert violating.meta["cores"][0].removeprefix("toxicity/toy_does/") in told
 
 
-def test_a_pair_shares_its_registers_and_a_speaker_without_any_writes_as_the_line_stands() -> None:
-    fillings = tuple(f"No, {word}." for word in ("one", "two", "three", "four", "five"))
-    excerpt = Excerpt(
-        layouts=("assistant: oh, Well. >> user: *",),
-        does=fillings,
-        allowed=fillings,
-        registers={"user": ("lower", "loud")},
-    )
-    writer = toy_writer(excerpt)
-    pairs = [writer.group("toy", "train", str(number)) for number in range(12)]
-    loud = []
-    for pair in pairs:
-        assert {row.messages[0].content for row in pair} == {"oh, Well."}
-        loud.append({row.messages[1].content.isupper() for row in pair})
-    assert {True} in loud and {False} in loud and {True, False} not in loud
-
-
 def test_a_pair_of_either_says_the_same_and_one_value_is_wrong_where_it_violates() -> None:
     lines = tuple(f"{word} it was {{n.?}} in {{n.?}}" for word in ("well", "no", "oh", "yes", "so"))
     excerpt = Excerpt(layouts=("tool: {n}, {n.2} >> user: *",), either=lines)

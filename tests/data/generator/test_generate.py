@@ -82,14 +82,14 @@ def test_the_label_follows_from_the_target_act_and_every_message_names_its_act(
         assert not any(acts[name].violates(judged) for name in example.meta["hard_negative_acts"])
         cores = example.meta["cores"]
         turns = zip(example.messages, example.meta["acts"], strict=True)
-        performed = [(message.role, act) for message, act in turns if act]
+        performed = [(message.role, named) for message, named in turns if named]
         # The last answer may be left out.
         assert len(performed) in (len(cores), len(cores) - 1)
         assert len(cores) == len(example.meta["phrasings"])
-        for (role, act), core in zip(performed, cores, strict=False):
-            rule, name = act.split("/")
+        for (role, named), core in zip(performed, cores, strict=False):
+            rule, name = named.split("/")
             assert books[rule].acts[name].speaker == role
-            assert core in {f"{act}/{line_id(core)}" for core in books[rule].acts[name].cores}
+            assert core in {f"{named}/{line_id(core)}" for core in books[rule].acts[name].cores}
         if example.meta["act"] == UNRELATED:
             assert not example.label
         else:

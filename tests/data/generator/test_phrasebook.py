@@ -46,13 +46,6 @@ def _act(**fields: Any) -> Act:
     return Act.model_validate({"speaker": "assistant", "stance": "quotes"} | said | fields)
 
 
-def test_shared_is_what_both_acts_name_or_the_other_act_itself() -> None:
-    book = phrasebook("medical_advice")
-    assert set(book.shared("diagnose", "condition_information")) == {"ask_condition_and_self"}
-    assert book.shared("diagnose", "user_gives_advice") == ("user_gives_advice",)
-    assert book.shared("user_gives_advice", "diagnose") == ()
-
-
 @pytest.mark.parametrize("name", RULES_WITH_PHRASES)
 def test_a_rule_covers_the_ways_of_not_violating_it_with_cores_for_every_pool(name: str) -> None:
     rule = load_rule(name)

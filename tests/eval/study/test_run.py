@@ -4,6 +4,7 @@ that says what to run.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from eval.study.report import StudyReport
 from eval.study.run import report_study, shared_test_rows, study_logits
 from guard.conversation.example import read_examples, write_examples
 from guard.errors import GuardError
+from guard.files.yaml_file import validate
 from guard.study import point_runs
 from tests.eval.conftest import words_rows
 from tests.eval.study.conftest import NAME, StudyWorld, study_world
@@ -38,12 +40,20 @@ def test_origins_are_measured_apart(reported: tuple[StudyWorld, StudyReport]) ->
             assert report.figure(rows, method).by_seed == pytest.approx((right, right))
             assert report.figure(rows, method, "generated").mean == 1.0
     assert report.figure(0, "bag_of_words").mean == 1.0
-    assert {"toy.json", "toy.md", "toy.png"} <= {path.name for path in made.folder.iterdir()}
+    kept = made.folder / "toy.json"
+    assert validate(json.loads(kept.read_text()), StudyReport, where=kept) == report
+    assert kept.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    text = " ".join(kept.with_suffix(".md").read_text().split())
+    assert "rows.csv, labelled for no_doses" in text and "24 generated (12 violate)" in text
+    assert "| 0, on generated rows | 0 | 20 |" in text  # the flattering figure comes first
+    assert "| LoRA | 1.000 [1.000, 1.000] | 0.833 [" in text
     pairs = {(it.method, it.minus) for it in report.figures if it.minus is not None}
     assert pairs == {("lora", "bag_of_words"), ("alora", "bag_of_words"), ("alora", "lora")}
     difference = report.figure(0, "alora", minus="lora")
     assert difference.mean == pytest.approx(-4 / 12)
     assert str(difference).startswith("**-0.333 [")
+    no_difference = difference.model_copy(update={"ci95": (-0.6, 0.1)})
+    assert str(no_difference) == "-0.333 [-0.600, +0.100]"
 
 
 def test_several_bases_stand_side_by_side(curve: StudyWorld) -> None:
@@ -55,7 +65,11 @@ def test_several_bases_stand_side_by_side(curve: StudyWorld) -> None:
     assert report.figure(20, "toy/lora").mean == pytest.approx(10 / 12)
     assert report.figure(20, "second/lora").mean == pytest.approx(8 / 12)
     text = (curve.folder / "toy_second.md").read_text()
-    assert "on toy and second" in text and "second LoRA minus toy LoRA" in text
+    assert (
+        "generated" not in text
+        and "on toy and second" in text
+        and "second LoRA minus toy LoRA" in text
+    )
 
 
 def logits_of(made: StudyWorld) -> dict[tuple[int, str], np.ndarray]:
