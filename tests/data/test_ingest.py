@@ -1,4 +1,3 @@
-import csv
 import json
 import re
 from pathlib import Path
@@ -59,16 +58,6 @@ def _jsonl(tmp_path: Path, rows: list[Any], name: str = "own.jsonl") -> str:
     return str(tmp_path / name)
 
 
-def _csv(tmp_path: Path, rows: list[dict[str, Any]]) -> str:
-    path = tmp_path / "own.csv"
-    # As a spreadsheet program saves it.
-    with path.open("w", newline="", encoding="utf-8-sig") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return str(path)
-
-
 def test_json_lines_are_split_with_both_labels_everywhere(tmp_path: Path) -> None:
     examples = _examples(tmp_path, _rows())
     assert len(examples) == 60
@@ -76,26 +65,6 @@ def test_json_lines_are_split_with_both_labels_everywhere(tmp_path: Path) -> Non
     assert {(example.rule, example.meta["stratum"]) for example in examples} == {
         ("medical_advice", "real")
     }
-
-
-def test_csv_reads_like_json_lines_with_messages_as_json_in_a_cell_that_may_be_long(
-    tmp_path: Path,
-) -> None:
-    rows = []
-    for n in range(60):
-        prompt, answer = f"is it, well,\n{_text(n)}?", _text(n + 1) + " long" * (n // 59 * 40_000)
-        row = {"prompt": prompt, "response": answer, "label": ("yes", "no")[n % 2]}
-        rows.append(row | {"group": f"g{n // 2}"})
-    examples = _ingest(_csv(tmp_path, rows)).examples
-    assert len(examples) == 60
-    first = next(example for example in examples if example.id.endswith(":2"))
-    question, answered = Message("user", rows[0]["prompt"]), Message("assistant", _text(1))
-    assert (first.messages, first.label) == ((question, answered), 1)
-    for n, row in enumerate(rows):
-        message = {"role": "tool", "content": _text(n)}
-        row |= {"messages": json.dumps([message]), "prompt": "", "response": ""}
-    turns = [example.messages[0] for example in _ingest(_csv(tmp_path, rows)).examples]
-    assert {turn.role for turn in turns} == {"tool"}
 
 
 def test_a_data_set_folder_reads_like_a_hub_data_set(tmp_path: Path) -> None:
@@ -292,28 +261,26 @@ def test_of_many_problems_twenty_are_named() -> None:
         ingest(of_kinds, "rows", RULE, 0)
 
 
-UNKNOWN = "unknown label 'maybe'"
-EMPTY = "no rows: the source is empty, or has a header alone"
+@pytest.mark.parametrize("text", ["", "\n", "text,label\n"])
+def test_a_file_without_rows_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "own.csv").write_text(text)
+    _refused(tmp_path / "own.csv", "no rows: the source is empty, or has a header alone")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        *((text, EMPTY) for text in ("", "\n", "text,label\n")),
-        (
-            'text,label\n"two\nlines",1\nfine,maybe\na,0,extra\n',
-            f"(?s)own.csv:4: {UNKNOWN}.*own.csv:5: more cells than columns",
-        ),
-        ("text,label\nfine one,1\n\n\nother,maybe\n", f"1 bad rows:\n.*own.csv:5: {UNKNOWN}"),
-        ("text,label\r\nfine one,1\r\n\r\na,maybe\r\n", f"1 bad rows:\n.*own.csv:4: {UNKNOWN}"),
-        # A quote that is never closed.
-        ('text,label\nfine,1\n"open,1\nmore,0\n', r"own.csv:3: not valid CSV .*check the quotes"),
-        ("text,label, label\na,1,0\n", "columns of one name.*label"),
-    ],
-)
-def test_a_bad_csv_file_is_refused_by_line(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "own.csv").write_bytes(text.encode())
-    _refused(tmp_path / "own.csv", message)
+def test_csv_of_a_spreadsheet_is_read_and_a_bad_row_named_by_line(tmp_path: Path) -> None:
+    rows = [
+        f'"is it, well,\r\n{_text(n)}?",{_text(n + 1)},{("yes", "no")[n % 2]}' for n in range(60)
+    ]
+    path = tmp_path / "own.csv"
+    path.write_text("\r\n".join(["prompt,response,label", *rows]), "utf-8-sig", newline="")
+    first = next(row for row in _ingest(str(path)).examples if row.id == f"{path}:2")
+    assert [turn.role for turn in first.messages] == ["user", "assistant"]
+    assert (first.messages[1].content, first.label) == (_text(1), 1)
+    path.write_text('text,label\n"two\nlines",1\n\nfine,maybe\na,0,extra\n')
+    told = (
+        "2 bad rows(?s:.)*own.csv:5: unknown label 'maybe'(?s:.)*own.csv:6: more cells than columns"
+    )
+    _refused(path, told)
 
 
 FOUR = "4 rows in 4 groups; near duplicates are one group). Each split needs 2 rows of either label"

@@ -58,6 +58,7 @@ def test_the_files_of_a_source_are_those_it_is_read_from(tmp_path: Path) -> None
     [
         ("own.jsonl", '[\n {"text": "a"}\n]', "one JSON list, not an object a line.*jq -c"),
         ("own.csv", '{"text": "a", "label": 1}\n', "objects of JSON, not the columns.*jsonl"),
+        ("own.csv", "text,label, label\na,1,0\n", "columns of one name.*label"),
         ("own.csv.gz", b"not gzip", "not a readable gzip file.*Rename it"),
         ("own.parquet", None, r"cannot read this kind of file.*Known: \.jsonl, \.jsonl\.gz, \.csv"),
         ("own.jsonl", None, "no such file"),
@@ -130,6 +131,10 @@ def test_cells_and_lines_that_end_otherwise_are_told(tmp_path: Path) -> None:
     )
     (row,) = _read(tmp_path / "own.csv", "text,label\na,1\rb,0\n")
     assert row.problem.startswith("a line ends in \\r alone, others in \\n")
+    _, row = _read(tmp_path / "own.csv", 'text,label\nfine,1\n"open,1\nmore,0\n')
+    assert row.where.endswith(":3") and "check the quotes from here on" in row.problem
     path = tmp_path / "own.jsonl"  # of an old Mac
     rows = _read(path, '{"text": "a"}\r{"text": "b"}\r')
     assert [row.where for row in rows] == [f"{path}:1", f"{path}:2"]
+    (long,) = _read(tmp_path / "own.csv", f"text,label\n{'long ' * 40_000},1\n")
+    assert len(long.fields["text"]) == 200_000
