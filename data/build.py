@@ -18,7 +18,7 @@ from data.debate import debate
 from data.ingest import Splitting
 from data.long_turns import with_long_turns
 from data.rows import is_hub_id, local_files
-from data.sources import SOURCES, DataRequest, DataSource, source_named
+from data.sources import SOURCES, DataRequest, DataSource, own_rows, source_named
 from data.splits import refuse_leaks
 from guard.arguments import whole_number
 from guard.calibration_rows import check_rows_for_rate
@@ -89,19 +89,14 @@ def _check_rows_for_rate(request: DataRequest, examples: Sequence[Example]) -> N
 
 
 def _inputs(request: DataRequest) -> str:
-    """A fingerprint of all that a data set depends on: the request, this stage's code, and the
-    files that are read.
-    """
-    # In a folder a file's name may say its split.
-    own_rows = source_named(request.source).own_rows(request.source)
-    names = [str(file) for file in local_files(own_rows)]
+    """A fingerprint of all that a data set depends on; a file's name may say a split."""
     options = request.options.inputs() if request.options else []
     return fingerprint(
         request.rule.model_dump(mode="json"),
         request.source,
         request.seed,
         request.splitting,
-        names,
+        [str(file) for file in local_files(own_rows(request.source))],
         *code_files(),
         *_files_read(request.source),
         *options,
@@ -111,15 +106,15 @@ def _inputs(request: DataRequest) -> str:
 def _files_read(source: str) -> list[Path]:
     entry = source_named(source)
     files = entry.files(source)
-    for file in files:
-        if not file.is_file():
-            raise GuardError(
-                "no such file, though the data source says that it reads it",
-                where=file,
-                got=source,
-                remedy=f"Bring it back, or let `files` of {entry.shape} in SOURCES "
-                "(data/sources.py) name files that exist",
-            )
+    missing = [file for file in files if not file.is_file()]
+    if missing:
+        raise GuardError(
+            "no such file, though the data source says that it reads it",
+            where=missing[0],
+            got=source,
+            remedy=f"Bring it back, or let `files` of {entry.shape} in SOURCES "
+            "(data/sources.py) name files that exist",
+        )
     return files
 
 
@@ -192,9 +187,8 @@ def _source_of(rule: Rule, earlier: Mapping[str, Any], named: str | None) -> str
 def _refuse_unread_flags(
     entry: DataSource, source: str, args: argparse.Namespace, *, is_kept: bool
 ) -> None:
-    """Raise GuardError for an option that only another source than `entry` would read, or that
-    `entry` would read if it were asked this time.
-    """
+    """Raise GuardError for an option that `entry` does not read, or not this time."""
+    stated = [flag for flag in entry.flags if getattr(args, flag)]
     for candidate in SOURCES.values():
         unread = [flag for flag in candidate.flags if flag not in entry.flags]
         if any(getattr(args, flag) for flag in unread):
@@ -203,16 +197,11 @@ def _refuse_unread_flags(
             raise GuardError(problem, got=source, remedy=remedy)
     if args.splits and not entry.reads_splits:
         problem = "--splits is for rows of your own: data of this source have splits of their own"
-        remedy = "Go without --splits (SPLITS=)"
-        raise GuardError(problem, got=source, remedy=remedy)
-    stated = [flag for flag in entry.flags if getattr(args, flag)]
+        raise GuardError(problem, got=source, remedy="Go without --splits (SPLITS=)")
     if is_kept and stated:
-        raise GuardError(
-            f"{_in_words(stated)} would change nothing: these data are kept until their source is "
-            "named again",
-            got=source,
-            remedy=f"Say --data {source} (DATA={source}) too",
-        )
+        unchanged = "would change nothing: these data are kept until their source is named again"
+        remedy = f"Say --data {source} (DATA={source}) too"
+        raise GuardError(f"{_in_words(stated)} {unchanged}", got=source, remedy=remedy)
 
 
 def _in_words(flags: Sequence[str]) -> str:
@@ -259,7 +248,7 @@ def _notes(rule: Rule, source: str, *, is_kept: bool, is_built: bool) -> Iterato
         yield f"{path} still says {EDIT}; a judge behind an endpoint reads these lines"
     if is_kept:
         yield f"an endpoint wrote these; DATA={source} asks it again for what has changed"
-    if not is_built and is_hub_id(source_named(source).own_rows(source)):
+    if not is_built and is_hub_id(own_rows(source)):
         yield "a hub data set is read once; FORCE=1 reads it again"
 
 

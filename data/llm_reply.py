@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, TypeVar
 
 from pydantic import ConfigDict
@@ -26,18 +27,12 @@ Filled = TypeVar("Filled", bound=Form)
 
 
 def filled(completion: Completion, form: type[Filled], where: str) -> Filled:
-    """The first JSON object of an answer, in its form.
-
-    Raises ValueError, RecursionError or GuardError where there is none.
-    """
+    """The first JSON object of an answer in its form, or ValueError, RecursionError, GuardError."""
     return validate(_json_of(words(completion)), form, where=where)
 
 
 def words(completion: Completion) -> str:
-    """An answer without its thoughts.
-
-    Raises ValueError where it was cut off, says nothing, or holds half a character.
-    """
+    """An answer without its thoughts. Raises ValueError where it is cut off or no text."""
     text = completion.text.rpartition("</think>")[2].strip()
     if completion.finish_reason == "length" or not text or "<think>" in text:
         raise ValueError("cut off")
@@ -46,16 +41,11 @@ def words(completion: Completion) -> str:
 
 
 def _json_of(text: str) -> Any:
-    """The first JSON object in a text, whatever stands around it.
-
-    Raises ValueError where there is none, or it has a key twice.
-    """
-    decoder, start = json.JSONDecoder(), text.find("{")
-    while start >= 0:
+    """The first JSON object in a text. Raises ValueError where there is none, or a key twice."""
+    for start in (match.start() for match in re.finditer("{", text)):
         try:
-            _, length = decoder.raw_decode(text[start:])
+            _, length = json.JSONDecoder().raw_decode(text[start:])
         except json.JSONDecodeError:
-            start = text.find("{", start + 1)
-        else:
-            return read_json(text[start : start + length])
+            continue
+        return read_json(text[start : start + length])
     raise ValueError("no JSON object")

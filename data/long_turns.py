@@ -98,9 +98,7 @@ class LongTurns:
 
 
 def with_long_turns(examples: Sequence[Example], rule: Rule, seed: int) -> list[Example]:
-    """The examples, and behind them copies of some training rows with a long turn, equally many of
-    either label. The other splits stay as they are.
-    """
+    """The examples, and copies of training rows with a long turn, as many of either label."""
     rng = random.Random(f"{rule.id}/{seed}/long turns")
     training = [example for example in examples if example.split == "train"]
     writer = LongTurns.amid_allowed(rule, training)
@@ -121,9 +119,7 @@ def long_length(rng: random.Random) -> int:
 
 
 def _deciding(example: Example, rule: Rule) -> int | None:
-    """The number of the turn that the label is about: the turn of a generated row's act, or else
-    the judged speaker's last; None where the judged speaker says nothing.
-    """
+    """The number of the turn that the label is about; None where nobody judged speaks."""
     performed = f"{rule.id}/{example.meta.get('act')}"
     acts = example.meta.get("acts", ()) if example.is_generated else ()
     for index, act in enumerate(acts[: len(example.messages)]):

@@ -9,7 +9,7 @@ import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,21 @@ FEW_TEST_ROWS = 100
 def describe(examples: Sequence[Example]) -> dict[str, Any]:
     words: dict[str, dict[str, float]] = {}
     for label in (0, 1):
-        lengths = [_words(example) for example in examples if example.label == label]
-        words[str(label)] = {"median": statistics.median(lengths)}
-    return {"counts": _counts(examples), "words": words}
+        texts = [_text(example) for example in examples if example.label == label]
+        words[str(label)] = {"median": statistics.median(len(text.split()) for text in texts)}
+    labels: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for example in examples:
+        stratum = str(example.meta.get("stratum"))
+        labels[SPLITS.index(example.split), stratum].append(example.label)
+    counts: list[dict[str, Any]] = []
+    for (split, stratum), part in sorted(labels.items()):
+        rows = {"rows": len(part), "violating": sum(part)}
+        counts.append({"split": SPLITS[split], "stratum": stratum} | rows)
+    return {"counts": counts, "words": words}
+
+
+def _text(example: Example) -> str:
+    return " ".join(message.content for message in example.messages)
 
 
 def save(folder: Path, manifest: dict[str, Any]) -> None:
@@ -42,59 +54,31 @@ def load(folder: Path) -> dict[str, Any]:
 
 
 def table(rule: str, manifest: dict[str, Any]) -> str:
-    lines = [f"{rule}: {manifest['source']}, seed {manifest['seed']}", *_count_lines(manifest)]
-    return "\n".join([*lines, *_size_lines(manifest), *_debate_lines(manifest)])
-
-
-def _count_lines(manifest: dict[str, Any]) -> Iterator[str]:
-    yield f"  {'split':<12}{'stratum':<9}{'rows':>6}{'violate':>9}"
+    lines = [f"{rule}: {manifest['source']}, seed {manifest['seed']}"]
+    lines.append(f"  {'split':<12}{'stratum':<9}{'rows':>6}{'violate':>9}")
+    tested = 0
     for row in manifest["counts"]:
-        yield f"  {row['split']:<12}{row['stratum']:<9}{row['rows']:>6}{row['violating']:>9}"
+        lines.append(
+            f"  {row['split']:<12}{row['stratum']:<9}{row['rows']:>6}{row['violating']:>9}"
+        )
+        tested += row["rows"] if row["split"] == "test" else 0
     if manifest["dropped"]:
-        yield (
+        lines.append(
             f"  {manifest['dropped']} rows dropped: their group or nearly their text is in a later "
             "split (SPLITS=clean)"
         )
-
-
-def _size_lines(manifest: dict[str, Any]) -> Iterator[str]:
-    words = manifest["words"]
-    yield (
-        f"  words per conversation: {words['1']['median']:.0f} median if violating, "
-        f"{words['0']['median']:.0f} if not"
+    median = {label: words["median"] for label, words in manifest["words"].items()}
+    lines.append(
+        f"  words per conversation: {median['1']:.0f} median if violating, {median['0']:.0f} if not"
     )
-    tested = sum(row["rows"] for row in manifest["counts"] if row["split"] == "test")
     if tested < FEW_TEST_ROWS:
         margin = 98 / math.sqrt(tested)  # 1.96 standard errors of a share of one half, in points
-        yield (
+        lines.append(
             f"  few rows: on {tested} test rows an accuracy is uncertain by up to {margin:.0f} "
             "points either way (95 %)"
         )
-
-
-def _debate_lines(manifest: dict[str, Any]) -> Iterator[str]:
-    debate = manifest.get("debate")
-    if not debate:
-        return
-    cost = ""
-    if debate["cost_usd"] is not None:
-        cost = f", {debate['cost_usd']:.2f} USD"
-    yield f"  {debate['calls']:,} answers, {debate['malformed']} not in form{cost}"
-    for outcome, count in debate["outcomes"].items():
-        yield f"  {count:>6} {outcome}"
-
-
-def _counts(examples: Sequence[Example]) -> list[dict[str, Any]]:
-    labels: dict[tuple[int, str], list[int]] = defaultdict(list)
-    for example in examples:
-        stratum = str(example.meta.get("stratum"))
-        labels[SPLITS.index(example.split), stratum].append(example.label)
-    counts: list[dict[str, Any]] = []
-    for (split, stratum), part in sorted(labels.items()):
-        rows = {"rows": len(part), "violating": sum(part)}
-        counts.append({"split": SPLITS[split], "stratum": stratum} | rows)
-    return counts
-
-
-def _words(example: Example) -> int:
-    return sum(len(message.content.split()) for message in example.messages)
+    if debate := manifest.get("debate"):
+        cost = "" if debate["cost_usd"] is None else f", {debate['cost_usd']:.2f} USD"
+        lines.append(f"  {debate['calls']:,} answers, {debate['malformed']} not in form{cost}")
+        lines += [f"  {count:>6} {outcome}" for outcome, count in debate["outcomes"].items()]
+    return "\n".join(lines)

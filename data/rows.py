@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,12 @@ def _csv(text: str, source: str) -> Iterator[SourceRow]:
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            yield SourceRow(where, {}, _not_csv(error))
+            problem = f"not valid CSV ({error}): check the quotes from here on"
+            if "new-line character" in str(error):  # Python's words are for whoever opens the file
+                problem = (
+                    "a line ends in \\r alone, others in \\n: save it with one kind of line end"
+                )
+            yield SourceRow(where, {}, problem)
             return
         if cells is None:
             return
@@ -123,16 +128,16 @@ def _csv(text: str, source: str) -> Iterator[SourceRow]:
         if not names:
             names = _column_names(cells, where)
         elif len(cells) > len(names):
-            yield SourceRow(where, {}, _too_many_cells(delimiter, names))
+            sign, columns = DELIMITERS[delimiter], ", ".join(names)[:200]
+            problem = f"more cells than columns: put text with {sign} in quotes"
+            yield SourceRow(where, {}, f"{problem} (columns, by {sign}: {columns})")
         else:
             pairs = zip(names, cells, strict=False)
             yield SourceRow(where, {name: cell for name, cell in pairs if cell})
 
 
 def _delimiter(text: str) -> str:
-    """What separates the columns: the first of DELIMITERS that gives a column of the conversation,
-    else the one that gives most columns.
-    """
+    """The first that gives a column of the conversation, else the one with most columns."""
     columns: dict[str, int] = {}
     for delimiter in DELIMITERS:
         rows = csv.reader(io.StringIO(text), delimiter=delimiter)
@@ -141,20 +146,6 @@ def _delimiter(text: str) -> str:
             return delimiter
         columns[delimiter] = len(header)
     return max(columns, key=columns.__getitem__)
-
-
-def _not_csv(error: csv.Error) -> str:
-    if "new-line character" in str(error):  # Python's words are for whoever opens the file
-        return "a line ends in \\r alone, others in \\n: save the file with one kind of line end"
-    return f"not valid CSV ({error}): check the quotes from here on"
-
-
-def _too_many_cells(delimiter: str, names: list[str]) -> str:
-    sign = DELIMITERS[delimiter]
-    return (
-        f"more cells than columns: put text with {sign} in quotes "
-        f"(columns, by {sign}: {', '.join(names)[:200]})"
-    )
 
 
 def _column_names(cells: list[str], where: str) -> list[str]:
@@ -176,30 +167,19 @@ def _hub(source: str) -> Iterator[SourceRow]:
     path, configuration = _hub_name(source)
     try:
         splits = load_dataset(path, configuration or None, streaming=True)
+        for split, rows in splits.items():
+            for number, row in enumerate(rows):  # a file is read only when its rows are asked for
+                fields = without_nulls(row)
+                _name_label(fields, (rows.features or {}).get("label"))
+                if len(splits) > 1:
+                    fields.setdefault("split", str(split))
+                yield SourceRow(f"{HUB}{path}[{split}]:{number}", fields)
     except Exception as error:  # whatever the readers of its many formats raise
-        raise _cannot_load(source, error) from error
-    for split, rows in splits.items():
-        for number, row in enumerate(_each(rows, source)):
-            fields = without_nulls(row)
-            _name_label(fields, (rows.features or {}).get("label"))
-            if len(splits) > 1:
-                fields.setdefault("split", str(split))
-            yield SourceRow(f"{HUB}{path}[{split}]:{number}", fields)
-
-
-def _each(rows: Iterable[dict[str, Any]], source: str) -> Iterator[dict[str, Any]]:
-    try:
-        yield from rows
-    except Exception as error:  # a file is read only when its rows are asked for
-        raise _cannot_load(source, error) from error
-
-
-def _cannot_load(source: str, error: Exception) -> GuardError:
-    return GuardError(
-        f"cannot load the data set: {type(error).__name__} {' '.join(str(error).split())}",
-        where=source,
-        remedy="Check the name, your connection, your access (`hf auth login`), and its files",
-    )
+        raise GuardError(
+            f"cannot load the data set: {type(error).__name__} {' '.join(str(error).split())}",
+            where=source,
+            remedy="Check the name, your connection, your access (`hf auth login`), and its files",
+        ) from error
 
 
 def _name_label(fields: dict[str, Any], feature: Any) -> None:

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from data.debate import debate
 from data.debate.paid_endpoint import EXAMPLES, FEWEST_EXAMPLES, Writers, writers_for
@@ -28,13 +28,6 @@ GENERATOR_AND = "generator+"
 FEW_OWN_SHARES: dict[Split, float] = {"train": 0.5, "validation": 0.3, "test": 0.2}
 
 
-class SourceOptions(Protocol):
-    """What one source alone can be asked for besides a rule."""
-
-    def inputs(self) -> list[Any]:
-        """Its part of what the data depend on, as JSON."""
-
-
 @dataclass(frozen=True)
 class DataRequest:
     """The data that a rule is to get, in `folder`, where a source may keep files of its own.
@@ -44,7 +37,7 @@ class DataRequest:
 
     rule: Rule
     source: str
-    options: SourceOptions | None
+    options: Counts | Writers | None
     seed: int
     splitting: Splitting
     folder: Path
@@ -58,7 +51,7 @@ class DataSource:
     data are built again. `flags` are its options of the command line, with argparse's settings;
     `options` makes what `load` needs of the rule, the manifest of last time and the parsed command
     line. What a source that `is_paid` gave stays until it is named again. One that `reads_splits`
-    has rows of your own, whose name stands behind `prefix`.
+    has rows of your own.
     """
 
     shape: str
@@ -66,14 +59,9 @@ class DataSource:
     load: Callable[[DataRequest], SourcedData]
     files: Callable[[str], list[Path]]
     flags: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    options: Callable[[Rule, Mapping[str, Any], argparse.Namespace], SourceOptions] | None = None
+    options: Callable[[Rule, Mapping[str, Any], argparse.Namespace], Counts | Writers] | None = None
     is_paid: bool = False
     reads_splits: bool = False
-    prefix: str = ""
-
-    def own_rows(self, source: str) -> str:
-        """The part of a source's text that names your own rows."""
-        return source.removeprefix(self.prefix)
 
 
 def labelled_rows(
@@ -98,12 +86,17 @@ def _generated(request: DataRequest) -> SourcedData:
     return SourcedData(generated(request.rule, request.options, request.seed))
 
 
+def own_rows(source: str) -> str:
+    """The part of a source's text that names your own rows."""
+    return source.removeprefix(GENERATOR_AND)
+
+
 def _generated_and_own(request: DataRequest) -> SourcedData:
-    source = request.source.removeprefix(GENERATOR_AND)
-    rows = read_rows(source)
-    splitting, shares = request.splitting, FEW_OWN_SHARES
+    source, splitting, shares = own_rows(request.source), request.splitting, FEW_OWN_SHARES
     # One row of a label is enough in a split: the generated rows are there too.
-    ingested = ingest(rows, source, request.rule, request.seed, splitting, shares, fewest=1)
+    ingested = ingest(
+        read_rows(source), source, request.rule, request.seed, splitting, shares, fewest=1
+    )
     written = _generated(request).examples
     refuse_copies(written, ingested.examples, source)
     return replace(ingested, examples=[*written, *ingested.examples])
@@ -111,8 +104,7 @@ def _generated_and_own(request: DataRequest) -> SourcedData:
 
 def _generator_files(source: str) -> list[Path]:
     """The phrases and their rules: every rule's data hold acts of others; and rows of your own."""
-    own_rows = local_files(source.removeprefix(GENERATOR_AND))
-    return [*phrase_files(), *rules_with_phrases(RULES), *own_rows]
+    return [*phrase_files(), *rules_with_phrases(RULES), *local_files(own_rows(source))]
 
 
 def _counts(rule: Rule, earlier: Mapping[str, Any], args: argparse.Namespace) -> Counts:
@@ -185,7 +177,6 @@ SOURCES: dict[str, DataSource] = {
         flags=COUNT_FLAGS,
         options=_counts,
         reads_splits=True,
-        prefix=GENERATOR_AND,
     ),
     HUB: DataSource(
         f"{HUB}ORG/NAME[:CONFIGURATION]",

@@ -215,10 +215,7 @@ def assign(
 
 
 def group_near_duplicates(examples: Sequence[Example]) -> list[Example]:
-    """The examples, each split's near duplicates in one group: they count as one in intervals.
-
-    Near duplicates in two splits stay apart, as leaks that can still be found.
-    """
+    """The examples, near duplicates of a split in one group; of two splits they stay leaks."""
     pairs = near_duplicates(examples)
     inside = (pair for pair in pairs if examples[pair.first].split == examples[pair.second].split)
     return _named_by_leader(examples, _leaders(examples, inside))

@@ -87,10 +87,7 @@ class StudyRequest:
 
 
 def build_study(request: StudyRequest) -> Study:
-    """Write the splits of every point and `study.json`, unless they are there and nothing changed.
-
-    Raises GuardError on bad rows.
-    """
+    """Write every point's splits and `study.json`, where something changed. Raises GuardError."""
     if request.data is not None and not request.data.is_file():
         remedy = "Name a file of labelled rows of this machine: .jsonl, .jsonl.gz or .csv"
         raise GuardError("no such file", where=request.data, remedy=remedy)
@@ -99,7 +96,7 @@ def build_study(request: StudyRequest) -> Study:
     inputs = _inputs(request)
     if is_current(folder, inputs):
         study = load_study(folder)
-        if _is_whole(folder, study):
+        if all(has_splits(point_runs(folder, it).data(study.rule)) for it in study.points):
             return study
     pools = _pools(request)
     sizes = _sizes(request, len(pools.pool))
@@ -122,31 +119,24 @@ def build_study(request: StudyRequest) -> Study:
     return study
 
 
-def _is_whole(folder: Path, study: Study) -> bool:
-    folders = [point_runs(folder, point).data(study.rule) for point in study.points]
-    return all(map(has_splits, folders))
-
-
 def _refuse_other_file(folder: Path, data: Path | None) -> None:
-    """Raise GuardError if the folder holds the study of another file, whose name begins alike."""
+    """Raise GuardError for the study of another file; the same one may have been moved."""
     try:
         earlier = load_study(folder)
     except GuardError:  # none, or one that no stage can read any more
         return
-    if data is not None and _is_another(earlier, data):
+    if data is None:
+        return
+    is_other = earlier.data != data.name
+    if earlier.path is not None and Path(earlier.path).exists():
+        is_other = is_other or not data.samefile(earlier.path)
+    if is_other:
         raise GuardError(
             "the folder holds the study of another file, whose weights and report would be lost",
             where=folder,
             got=f"{earlier.path or earlier.data}, not {data}",
             remedy="Rename one of the two files, up to its first dot, or move this folder away",
         )
-
-
-def _is_another(study: Study, data: Path) -> bool:
-    """Whether a study is of another file than this one, which may have been moved."""
-    if study.data != data.name or study.path is None:
-        return study.data != data.name
-    return Path(study.path).exists() and not data.samefile(study.path)
 
 
 def drawn(pool: Sequence[Example], rows: int, seed: int) -> list[Example]:
@@ -159,28 +149,24 @@ def drawn(pool: Sequence[Example], rows: int, seed: int) -> list[Example]:
         return []
     if rows >= len(pool):
         return list(pool)
+    available = Counter(row.split for row in pool)
+    wanted = max(round(VALIDATION_SHARE * rows), 2 * FEWEST_ROWS, rows - available["train"])
+    validation = min(wanted, available["validation"])
+    sizes: dict[Split, int] = {"validation": validation, "train": rows - validation}
     violating_share = sum(example.label for example in pool) / len(pool)
     chosen: list[Example] = []
-    for split, size in _split_sizes(pool, rows).items():
-        available: dict[int, list[Example]] = {0: [], 1: []}
+    for split, size in sizes.items():
+        by_label: dict[int, list[Example]] = {0: [], 1: []}
         for row in pool:
             if row.split == split:
-                available[row.label].append(row)
-        smallest = max(FEWEST_ROWS, size - len(available[0]))
-        largest = min(size - FEWEST_ROWS, len(available[1]))
+                by_label[row.label].append(row)
+        smallest = max(FEWEST_ROWS, size - len(by_label[0]))
+        largest = min(size - FEWEST_ROWS, len(by_label[1]))
         violating = min(max(round(violating_share * size), smallest), largest)
         for label, quota in ((1, violating), (0, size - violating)):
-            random.Random(f"{seed}/{split}/{label}").shuffle(available[label])
-            chosen += available[label][:quota]
+            random.Random(f"{seed}/{split}/{label}").shuffle(by_label[label])
+            chosen += by_label[label][:quota]
     return chosen
-
-
-def _split_sizes(pool: Sequence[Example], rows: int) -> dict[Split, int]:
-    available = Counter(row.split for row in pool)
-    share = round(VALIDATION_SHARE * rows)
-    smallest = max(2 * FEWEST_ROWS, rows - available["train"])
-    validation = min(max(share, smallest), available["validation"])
-    return {"validation": validation, "train": rows - validation}
 
 
 def _inputs(request: StudyRequest) -> str:
@@ -261,10 +247,7 @@ def _refuse_scarce(test: Sequence[Example], where: Path) -> None:
 
 
 def _rows_of(path: Path, rule: Rule) -> tuple[list[SourceRow], str | None]:
-    """The file's rows as rows of `rule`, and the rule that they name where it is another.
-
-    Raises GuardError where they name several.
-    """
+    """The rows as rows of `rule`, and the other rule that they name. Raises GuardError."""
     rows = list(read_rows(str(path)))
     names = {str(row.fields["rule"]) for row in rows if "rule" in row.fields}
     if len(names) > 1:

@@ -29,9 +29,7 @@ ServedMethods = Sequence[tuple[Contestant, Sequence[ServedRow]]]
 
 
 class Agreement(Strict):
-    """PEFT against the served engine, over a method's seeds. Differences are absolute differences
-    of logits, in nats.
-    """
+    """PEFT against the served engine over a method's seeds: differences of logits, in nats."""
 
     prompts: int
     max_difference: float
@@ -112,9 +110,7 @@ def _broken(measured: Agreement, flips_beyond: int) -> list[str]:
 
 
 def _refuse_gaps(served: ServedMethods, folder: Path) -> None:
-    """Raise GuardError if the engine refused all rows, or more than one in PROMPTS_PER_EXCEPTION:
-    the rows that are left may be the easy ones.
-    """
+    """Raise GuardError for many refused rows: those that are left may be the easy ones."""
     prompts = sum(len(rows) for _, rows in served)
     refused: list[ServedRow] = []
     for _, rows in served:

@@ -56,9 +56,7 @@ NGRAMS: dict[str, tuple[str, ...]] = {  # by name: the blocks that stand side by
 
 
 class Block:
-    """TF-IDF of one kind of n-gram, rows of length 1. N-grams that only one training text has are
-    dropped, unless that would drop all.
-    """
+    """TF-IDF of one kind of n-gram, rows of length 1, of those that several texts have."""
 
     def __init__(self, name: str, training: Sequence[str]) -> None:
         self._counts = CountVectorizer(**BLOCKS[name])
@@ -174,9 +172,7 @@ def _fit(
 def _candidates(
     train: Sequence[Example], validation: Sequence[Example], reads: Reads
 ) -> Iterator[tuple[BagVariant, tuple[Block, ...], LogisticRegression, np.ndarray]]:
-    """Every variant, with its blocks, its model (which the next one changes) and its validation
-    logits.
-    """
+    """Every variant: its blocks, its model, which the next one changes, its validation logits."""
     train_labels = [example.label for example in train]
     labels = [example.label for example in validation]
     for view, training, held_out in _views(train, validation, reads):
@@ -197,9 +193,7 @@ def _candidates(
 def _views(
     train: Sequence[Example], validation: Sequence[Example], reads: Reads
 ) -> Iterator[tuple[str, list[str], list[str]]]:
-    """The views whose training texts have words that differ, none twice: name, training and
-    validation texts.
-    """
+    """The views with words that differ, none twice: name, training and validation texts."""
     seen: list[list[str]] = []
     for view in VIEWS:
         training = [text_of(example, view, reads) for example in train]

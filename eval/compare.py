@@ -52,9 +52,7 @@ class Comparison:
 
     @property
     def p(self) -> float:
-        """McNemar's exact p that A and B err equally often. It takes rows as independent, although
-        pairs of a group are not.
-        """
+        """McNemar's exact p of equal errors; it takes rows of a group as independent."""
         return metrics.mcnemar_exact_p(self.a.is_right, self.b.is_right)
 
     @property
@@ -94,9 +92,7 @@ class Comparison:
         return "\n".join([*lines, *flips, verdict])
 
     def _flip(self, index: int) -> str:
-        """A row whose verdict differs: what it is now, its label, both probabilities, its last
-        turn.
-        """
+        """A row whose verdict differs: what it is now, both probabilities, its last turn."""
         example = self.examples[index]
         now = ("WRONG", "right")[int(self.b.is_right[index])]
         turn = example.messages[-1]
@@ -131,9 +127,7 @@ def compare(a: Path, b: Path, data: Path | None = None) -> Comparison:
 
 
 def _scored(folder: Path, card: Card, test: Path, examples: Sequence[Example]) -> Scored:
-    """The verdicts of the weights in `folder`. Raises GuardError where they were tested on other
-    rows than those in `test`.
-    """
+    """The verdicts of the weights in `folder`. Raises GuardError if tested on other rows."""
     if card.test_sha256 != hashlib.sha256(test.read_bytes()).hexdigest():
         # Rows with the same ids may say something else.
         remedy = f"Name its data's folder (DATA=), or train it again on these: `{card.retrain}`"
@@ -154,9 +148,7 @@ def _scored(folder: Path, card: Card, test: Path, examples: Sequence[Example]) -
 
 
 def _data_beside(folder: Path, rule: str) -> Path:
-    """The rule's data under the runs folder that the weights' folder lies in. Raises GuardError
-    where there are none.
-    """
+    """The rule's data under the runs folder of the weights. Raises GuardError."""
     for parent in folder.resolve().parents:
         data = Runs(parent).data(rule)
         if (data / "test.jsonl").is_file():

@@ -85,9 +85,7 @@ class Evaluation(Strict):
 
 
 def load_evaluation(folder: Path) -> Evaluation:
-    """The evaluation kept in `folder`. Raises GuardError where it is missing, torn, or has a wrong
-    key, which is named.
-    """
+    """The kept evaluation. Raises GuardError where it is missing, torn, or has a wrong key."""
     path = folder / "evaluation.json"
     model, rule = folder.parts[-3:-1]
     remedy = f"Run `make eval RULE={rule} MODEL={model}`"
@@ -111,9 +109,7 @@ def evaluate(
     robustness: Robustness,
     provenance: Provenance,
 ) -> Evaluation:
-    """Measure everybody's answers, each in the order of the trial's examples, the methods' by name
-    and seed.
-    """
+    """Measure everybody's answers, in the order of the trial's examples, by name and seed."""
     examples, (variant, bag_answers) = trial.examples, bag_of_words
     qualities: dict[str, MethodQuality] = {}
     judges: dict[str, JudgeRecord] = {}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import binomtest
-from sklearn.metrics import average_precision_score, f1_score, roc_auc_score, roc_curve
+from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from guard.errors import GuardError
 
@@ -23,19 +23,13 @@ BOOTSTRAP_DRAWS = 2_000
 
 
 def wilson_interval(accuracy: float, total: int) -> tuple[float, float]:
-    """95 % score interval of a proportion (Wilson, 1927). For a mean over seeds `accuracy * total`
-    need not be whole.
-    """
+    """95 % score interval (Wilson, 1927); of a mean over seeds, right answers may be a fraction."""
     if total == 0:
         return 0.0, 1.0
     shrink = 1 + Z95**2 / total
     centre = (accuracy + Z95**2 / (2 * total)) / shrink
     half = Z95 / shrink * math.sqrt(accuracy * (1 - accuracy) / total + Z95**2 / (4 * total**2))
     return max(0.0, centre - half), min(1.0, centre + half)
-
-
-def f1(labels: ArrayLike, decisions: ArrayLike) -> float:
-    return float(f1_score(np.asarray(labels), np.asarray(decisions), zero_division=0))
 
 
 def auroc(labels: ArrayLike, logits: ArrayLike) -> float | None:
@@ -76,9 +70,7 @@ def mcnemar_exact_p(correct_a: ArrayLike, correct_b: ArrayLike) -> float:
 
 def standard_deviation(values: Sequence[float]) -> float | None:
     """Sample standard deviation (n - 1) over seeds. None for fewer than two."""
-    if len(values) < 2:
-        return None
-    return float(np.std(values, ddof=1))
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -91,10 +83,10 @@ class Outcomes:
     values: NDArray[np.int8] | NDArray[np.float64]
     groups: NDArray[np.int64]
 
-    @property
-    def is_one_group(self) -> bool:
-        """Whether nothing can be drawn, so that an interval is as wide as it may be."""
-        return len(np.unique(self.groups)) < 2
+
+def is_one_group(groups: NDArray[np.int64]) -> bool:
+    """Whether nothing can be drawn, so that an interval is as wide as it may be."""
+    return len(np.unique(groups)) < 2
 
 
 @dataclass(frozen=True)
@@ -113,15 +105,12 @@ def accuracy_interval(
     group are right or wrong together. Wilson's sees neither, but keeps its width where every answer
     is right.
     """
-    if outcomes.is_one_group:
+    if is_one_group(outcomes.groups):
         return 0.0, 1.0
-    low, high = np.quantile(
-        _bootstrap_means(outcomes, draws, np.random.default_rng(seed)), [0.025, 0.975]
-    ).tolist()
-    wilson_low, wilson_high = wilson_interval(
-        float(outcomes.values.mean()), outcomes.values.shape[1]
-    )
-    return min(low, wilson_low), max(high, wilson_high)
+    means = _bootstrap_means(outcomes, draws, np.random.default_rng(seed))
+    low, high = np.quantile(means, [0.025, 0.975]).tolist()
+    wilson = wilson_interval(float(outcomes.values.mean()), outcomes.values.shape[1])
+    return min(low, wilson[0]), max(high, wilson[1])
 
 
 def bootstrap_mean_difference(
@@ -133,7 +122,9 @@ def bootstrap_mean_difference(
     rules.
     """
     generator = np.random.default_rng(seed)
-    drawn = [_bootstrap_means(rule, draws, generator) for rule in rules if not rule.is_one_group]
+    drawn = [
+        _bootstrap_means(rule, draws, generator) for rule in rules if not is_one_group(rule.groups)
+    ]
     low, high = 0.0, 0.0
     if drawn:
         low, high = np.quantile(np.sum(drawn, axis=0) / len(rules), [0.025, 0.975]).tolist()
@@ -160,9 +151,7 @@ def drawn_seed_weights(
 def _bootstrap_means(
     outcomes: Outcomes, draws: int, generator: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Bootstrap means, [draws]: each draws seeds (`drawn_seed_weights`) and as many groups as there
-    are, with replacement.
-    """
+    """Bootstrap means, [draws], over seeds (`drawn_seed_weights`) and all groups."""
     seeds = len(outcomes.values)
     _, group_of, sizes = np.unique(outcomes.groups, return_inverse=True, return_counts=True)
     by_group = np.stack([np.bincount(group_of, weights=values) for values in outcomes.values])
@@ -182,9 +171,7 @@ def has_both(labels: ArrayLike) -> bool:
 
 @dataclass(frozen=True)
 class RankedRows:
-    """The rows that are ranked: labels (1 = violates) and groups, both [rows]. Rows of one group
-    share a context and are drawn together.
-    """
+    """Labels (1 = violates) and groups, both [rows]; rows of a group are drawn together."""
 
     labels: NDArray[np.int64]
     groups: NDArray[np.int64]
@@ -193,11 +180,6 @@ class RankedRows:
         if len(np.unique(self.labels)) < 2:
             remedy = "Have test rows of both labels"
             raise GuardError("an AUROC needs rows of both labels", remedy=remedy)
-
-    @property
-    def is_one_group(self) -> bool:
-        """Then nothing can be drawn, and an interval is as wide as it may be."""
-        return len(np.unique(self.groups)) < 2
 
 
 @dataclass(frozen=True)
@@ -212,7 +194,7 @@ class Estimate:
 def auroc_estimate(rows: RankedRows, logits: NDArray[np.float64]) -> Estimate:
     """The AUROC of logits, [seeds, rows], with a percentile bootstrap over seeds and groups."""
     by_seed = _by_seed(rows, logits)
-    if rows.is_one_group:
+    if is_one_group(rows.groups):
         return Estimate(float(by_seed.mean()), (0.0, 1.0), tuple(by_seed.tolist()))
     return _estimate(by_seed, auroc_draws(rows, logits))
 
@@ -225,7 +207,7 @@ def auroc_difference(
     training rows hard for both cancels out.
     """
     by_seed = _by_seed(rows, minuend) - _by_seed(rows, subtrahend)
-    if rows.is_one_group:
+    if is_one_group(rows.groups):
         return Estimate(float(by_seed.mean()), (-1.0, 1.0), tuple(by_seed.tolist()))
     return _estimate(by_seed, auroc_draws(rows, minuend) - auroc_draws(rows, subtrahend))
 
@@ -251,9 +233,7 @@ def auroc_draws(
 def weighted_auroc(
     logits: NDArray[np.float64], labels: NDArray[np.int64], weights: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The AUROC of each draw, [draws]: Mann and Whitney's U as a share, ties counted half.
-    `weights`, [draws, rows]: how many times each row counts in each draw.
-    """
+    """The AUROC of each draw: Mann and Whitney's U, ties half. `weights`: [draws, rows]."""
     order = np.argsort(logits, kind="stable")
     _, starts = np.unique(logits[order], return_index=True)
     violating = np.add.reduceat((weights * labels)[:, order], starts, axis=1)

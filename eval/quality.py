@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Literal, get_args
 
 import numpy as np
+from sklearn.metrics import f1_score
 
 from data.generator.dimensions import Difficulty
 from eval import metrics
@@ -47,10 +48,12 @@ def _ranked(measure: Callable[[np.ndarray, np.ndarray], float | None]) -> Measur
     return measure_ranked
 
 
+def _f1(scored: Scored) -> float:
+    return float(f1_score(scored.labels, scored.decisions, zero_division=0))
+
+
 def _ece(scored: Scored) -> float | None:
-    """None without rows of either label: rows that were chosen by their label say nothing about a
-    probability.
-    """
+    """None without both labels: rows chosen by their label say nothing about a probability."""
     if not metrics.has_both(scored.labels):
         return None
     stated = scored.part(~np.isnan(scored.p_violation))
@@ -65,26 +68,20 @@ def _share(values: np.ndarray) -> float | None:
     return float(stated.mean())
 
 
+def _flagged(label: int) -> Measure:
+    return lambda scored: _share(scored.decisions[scored.labels == label])
+
+
 # What is measured of every method's answers. An entry is a column of the report and a key of its
 # JSON.
 METRICS: dict[str, Metric] = {
-    "f1": Metric("F1", lambda scored: metrics.f1(scored.labels, scored.decisions)),
+    "f1": Metric("F1", _f1),
     "auroc": Metric("AUROC", _ranked(metrics.auroc), in_strata=True),
     "auprc": Metric("AUPRC", _ranked(metrics.auprc)),
     "recall_at_fpr1": Metric("recall at 1 % FPR", _ranked(metrics.recall_at_fpr)),
     "ece": Metric("ECE", _ece, in_strata=True),
-    "false_positive_rate": Metric(
-        "false-positive rate",
-        lambda scored: _share(scored.decisions[scored.labels == 0]),
-        "threshold",
-        in_strata=True,
-    ),
-    "recall": Metric(
-        "recall",
-        lambda scored: _share(scored.decisions[scored.labels == 1]),
-        "threshold",
-        in_strata=True,
-    ),
+    "false_positive_rate": Metric("false-positive rate", _flagged(0), "threshold", in_strata=True),
+    "recall": Metric("recall", _flagged(1), "threshold", in_strata=True),
     "confident": Metric("confident", lambda scored: _share(scored.confident), "threshold"),
     "accuracy_where_confident": Metric(
         "accuracy where confident",
@@ -95,9 +92,7 @@ METRICS: dict[str, Metric] = {
 
 
 class Stratum(Strict):
-    """Accuracy and the metrics `in_strata` on the examples of one stratum, means over seeds. Hard
-    negatives: 1 - accuracy is the false-positive rate.
-    """
+    """Means over seeds. Hard negatives: 1 - accuracy is the false-positive rate."""
 
     n: int
     accuracy: float
@@ -186,23 +181,17 @@ def method_quality(
 
 
 def mean_metrics(measured: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
-    """The mean of every metric over seeds or rules; None where a value is missing, because means
-    over different sets do not compare.
-    """
+    """Means over seeds or rules; None where a value is missing: they would not compare."""
     means: dict[str, float | None] = {}
     for name in measured[0]:
         values = [of_one[name] for of_one in measured]
         present = [value for value in values if value is not None]
-        means[name] = None
-        if len(present) == len(values):
-            means[name] = fmean(present)
+        means[name] = fmean(present) if len(present) == len(values) else None
     return means
 
 
 def _ranking(scored: Sequence[Scored]) -> tuple[RankedRows, np.ndarray] | None:
-    """The rows to which each of several sets of answers states a logit, and those logits, [sets,
-    rows]; None where they are not of both labels.
-    """
+    """The rows with a logit in all sets, and those logits, [sets, rows]; None of one label."""
     logits = np.array([answers.logits for answers in scored])
     is_ranked = ~np.isnan(logits).any(axis=0)
     labels, groups = scored[0].labels[is_ranked], scored[0].groups[is_ranked]
@@ -230,9 +219,7 @@ def _gain(scored: Sequence[Scored], bag_of_words: Scored) -> RankingGain | None:
 
 
 def _flagged_interval(scored: Sequence[Scored], label: int) -> tuple[float, float] | None:
-    """95 % interval of the share of examples with this label that are flagged; None where no
-    example has it.
-    """
+    """95 % interval of the share that is flagged of the rows of this label, if any has it."""
     has_label = scored[0].labels == label
     if not has_label.any():
         return None
@@ -266,9 +253,7 @@ def _strata(examples: Sequence[Example], scored: Sequence[Scored]) -> dict[str, 
 
 
 def _strata_of(example: Example) -> list[str]:
-    """The example's strata: `meta.stratum` (were the phrasings in training?), `meta.difficulty`,
-    and hard negatives, if it is an allowed row that looks like a violation.
-    """
+    """Of `meta.stratum`, `meta.difficulty`, and hard negatives: allowed, but like a violation."""
     names = [str(example.meta[kind]) for kind in ("stratum", "difficulty") if kind in example.meta]
     if example.label == 0 and example.meta.get("stance") in LOOKS_LIKE:
         names.append(HARD_NEGATIVES)

@@ -23,9 +23,7 @@ CONTEXT_SHARE = 0.9  # of the context may be used, because the count of tokens i
 
 
 class TrickFlips(Strict):
-    """`n` examples without and with a trick: how many verdicts flip, and how many are right before
-    and after.
-    """
+    """Of `n` tricked examples: verdicts that flip, right before and right after."""
 
     n: int
     flips: int
@@ -51,9 +49,7 @@ def robustness(
     plain_answers: Mapping[str, Sequence[Answer]],
     perturbed_answers: Mapping[str, Sequence[Answer]],
 ) -> Robustness:
-    """The figures from each method's answers to the trial's examples and to the perturbations, both
-    in order. A missing answer counts as wrong, and as no flip.
-    """
+    """The figures of each method, answers in order. A missing answer is wrong, and no flip."""
     figures: Robustness = {}
     for method in trial.methods:
         counts = {trick: Counter[str]() for trick in TRICKS}
@@ -73,9 +69,7 @@ def robustness(
 
 
 def perturbations(trial: Trial) -> list[Perturbation]:
-    """Examples in which each trick rewrites the judged speaker's words, the same at every call.
-    Prompt injections that address the judge are those held out of training.
-    """
+    """The judged words under each trick, the same at every call, injections those held out."""
     usable = [
         index
         for index, example in enumerate(trial.examples)
@@ -104,9 +98,7 @@ def _rewritten(example: Example, rule: Rule, trick: str, rng: random.Random) -> 
 
 
 def _fits(trial: Trial, messages: Sequence[Message]) -> bool:
-    """Whether the context holds the messages spelt letter by letter, four times as long; in any
-    script.
-    """
+    """Whether the context holds the messages spelt letter by letter, in any script."""
     contents = [message.content for message in messages]
     tokens = sum(max(count_tokens(content), len(content.encode()) // 5) for content in contents)
     return tokens < CONTEXT_SHARE * trial.recipe.context_tokens / 4

@@ -73,9 +73,7 @@ def run(
 
 
 def _bags_of_words(stages: Sequence[Stage]) -> dict[str, BagAnswers]:
-    """The baseline's answers by rule, which are the same on every base. A rule on which it cannot
-    be fitted is left out.
-    """
+    """The baseline's answers by rule, the same on every base; what cannot be fitted is left out."""
     trials: dict[str, Trial] = {}
     for stage in stages:
         trials |= {trial.rule.id: trial for trial in stage.outdated}
@@ -97,9 +95,7 @@ def _bags_of_words(stages: Sequence[Stage]) -> dict[str, BagAnswers]:
 def _evaluations_by_rule(
     stages: Sequence[Stage], selected: Collection[str]
 ) -> dict[str, list[Evaluation]]:
-    """Every rule's current evaluations, one for each base that has it. Rules that are not selected
-    have the evaluations of earlier runs that still hold.
-    """
+    """Every rule's current evaluations, one a base; of rules not selected those that still hold."""
     by_rule: dict[str, list[Evaluation]] = {}
     for stage in stages:
         evaluations = [load_evaluation(trial.folder) for trial in stage.trials]
@@ -138,7 +134,8 @@ def _joint(
     return tuple(joint), incomplete
 
 
-def _parser() -> argparse.ArgumentParser:
+@exits_cleanly
+def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m eval.run",
         description="Quality table: LLM judge, bag of words and the recipe's methods on the same "
@@ -146,26 +143,14 @@ def _parser() -> argparse.ArgumentParser:
         epilog="The judge is an OpenAI-compatible endpoint if JUDGE_BASE_URL and JUDGE_MODEL are "
         "set (guard/endpoint.py has all variables), otherwise the base model, zero-shot.",
     )
-    parser.add_argument(
-        "--rule", required=True, help="a rule's name, several separated by commas, or all"
-    )
+    rule = "a rule's name, several separated by commas, or all"
+    parser.add_argument("--rule", required=True, help=rule)
     add_recipe_arguments(parser)
-    parser.add_argument(
-        "--seeds",
-        type=whole_numbers,
-        help="for example 0,1,2 (default: every seed that all methods were trained with)",
-    )
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="ask the engine again even where nothing changed; answers of a paid judge are kept",
-    )
-    return parser
-
-
-@exits_cleanly
-def main() -> None:
-    arguments = _parser().parse_args()
+    seeds = "for example 0,1,2 (default: every seed that all methods were trained with)"
+    parser.add_argument("--seeds", type=whole_numbers, help=seeds)
+    force = "ask the engine again even where nothing changed; answers of a paid judge are kept"
+    parser.add_argument("--force", action="store_true", help=force)
+    arguments = parser.parse_args()
     report = run(
         arguments.rule,
         named_recipes(arguments),

@@ -117,9 +117,7 @@ class Served:
         self._file.forget()
 
     def missing(self) -> list[EngineQuery]:
-        """The queries that are still to be asked, in an order that shares prefills. A refused query
-        is asked again: the cause may be gone.
-        """
+        """What is still to be asked, in an order that shares prefills; what was refused is, too."""
         missing = []
         for example in self.trial.examples:
             for contestant in self._order:
@@ -167,9 +165,7 @@ class Served:
 def score_missing(
     served: Iterable[Served], recipe: Recipe, open_predictor: OpenPredictor = open_engine
 ) -> None:
-    """Ask one engine everything that is missing on any trial. Starts no engine when nothing is
-    missing.
-    """
+    """Ask one engine everything that is missing on any trial; none starts for nothing."""
     pending = [(kept, kept.missing()) for kept in served]
     folders: dict[str, Path] = {}
     for _, queries in pending:

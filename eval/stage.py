@@ -46,9 +46,7 @@ BagAnswers = tuple[BagVariant, list[Answer]]  # of one rule: the variant that wa
 
 @dataclass
 class Stage:
-    """The rules of a selection on one base: their trials, those of them that are to be evaluated,
-    and why a rule of `all` is left out.
-    """
+    """The trials of a selection on one base, the outdated ones, and why a rule is left out."""
 
     runs: Runs
     recipe: Recipe
@@ -63,9 +61,7 @@ class Stage:
         self._base_revision = self.recipe.base_revision  # a hash of the whole base
 
     def select(self, seeds: Sequence[int] | None = None, *, force: bool = False) -> None:
-        """Find the trials. `force`: every one is to be evaluated. Raises GuardError for bad inputs
-        of a rule that was selected by name, and if none remains.
-        """
+        """Find the trials; `force`: all are outdated. Raises GuardError for bad inputs."""
         for name in rule_names(self.selection, self.rules):
             try:
                 self.trials.append(self._trial(name, seeds))
@@ -125,9 +121,7 @@ class Stage:
             self.leave_out(name, problem)
 
     def earlier_evaluations(self, selected: Collection[str]) -> list[Evaluation]:
-        """The evaluations of other rules that are kept on this base and still hold; why one does
-        not, is left out.
-        """
+        """Other rules' evaluations that are kept and hold; why one does not, is left out."""
         current: list[Evaluation] = []
         for path in sorted((self.runs.root / self.recipe.name).glob("*/eval/stage.json")):
             name = path.parent.parent.name
@@ -181,9 +175,7 @@ class Stage:
 
 
 class RuleAnswers:
-    """The engine's answers on one rule: its test examples, and their perturbations put to the
-    weights that are served.
-    """
+    """The engine's answers on one rule: test examples, and perturbations by served weights."""
 
     def __init__(self, trial: Trial, with_base: bool) -> None:
         self.trial = trial

@@ -68,9 +68,7 @@ class Trial:
     @property
     def served_seed(self) -> int:
         """Seed 0, whose weights are served, or else the first seed."""
-        if 0 in self.seeds:
-            return 0
-        return self.seeds[0]
+        return 0 if 0 in self.seeds else self.seeds[0]
 
     def by_seed(self, method: str) -> dict[int, Contestant]:
         """The weights of one method by seed; seed 0 alone where the method has no seeds."""
@@ -83,9 +81,7 @@ class Trial:
         return by_seed.get(self.served_seed) or by_seed[0]
 
     def of_rows(self, examples: Sequence[Example], name: str) -> Trial:
-        """The trial in which the served weights alone answer `examples`; their answers are kept in
-        its folder `name`.
-        """
+        """The trial of `examples` by served weights alone, kept in its folder `name`."""
         return replace(
             self,
             examples=tuple(examples),
@@ -138,9 +134,7 @@ def load_trial(
 
 
 def answering_recipe(recipe: Recipe) -> Recipe:
-    """The recipe of the engine that answers all methods, heads too, in one dtype, whichever answers
-    are missing.
-    """
+    """The recipe by which one engine answers all methods, heads too, in one dtype."""
     for name, settings in recipe.methods.items():
         if METHODS[name].acts_from == "output" or settings.head is not None:
             return recipe.served_as_trained()
@@ -148,9 +142,7 @@ def answering_recipe(recipe: Recipe) -> Recipe:
 
 
 def trained_seeds(runs: Runs, recipe: Recipe, rule: str) -> tuple[int, ...]:
-    """The seeds for which every seeded method is finished; 0 alone where no method has seeds.
-    Raises GuardError if there is no such seed, or a method is not trained at all.
-    """
+    """The seeds of which every seeded method is finished, or 0. Raises GuardError where none is."""
     folder = runs.root / recipe.name / rule
     command = f"make train RULE={rule} MODEL={recipe.name}"
     finished = {name: _finished_seeds(folder, name) for name in recipe.methods}
@@ -199,9 +191,7 @@ def _test_examples(data: Path) -> tuple[Example, ...]:
 def _contestants(
     requirements: TrialRequirements, seeds: Sequence[int] | None
 ) -> tuple[tuple[Contestant, ...], tuple[str, ...]]:
-    """The weights of every method, in order, and a line for each seed that is left out. Raises
-    GuardError for a seed that was asked for and cannot be evaluated, and where none can be.
-    """
+    """Every method's weights, and the seeds left out. Raises GuardError for what was asked for."""
     wanted = seeds or trained_seeds(requirements.runs, requirements.recipe, requirements.rule.id)
     names = list(requirements.recipe.methods)
     seeded = [name for name in names if METHODS[name].is_seeded]
@@ -222,9 +212,7 @@ def _contestants(
 
 @dataclass(frozen=True)
 class TrialRequirements:
-    """What weights must fit to be evaluated: with another base, wording or split of the data the
-    figures would be worthless.
-    """
+    """What weights must fit: with another base, wording or split figures are worthless."""
 
     runs: Runs
     recipe: Recipe
@@ -238,9 +226,7 @@ class TrialRequirements:
         return prompt_builder(self.recipe).hash
 
     def contestant(self, method: str, seed: int) -> Contestant:
-        """The weights of one method and seed. Raises GuardError where their card says something
-        else, or a file is missing.
-        """
+        """The weights of one method and seed. Raises GuardError where they do not fit."""
         folder = self.runs.adapter(self.recipe.name, self.rule.id, method, seed)
         train = f"make train RULE={self.rule.id} MODEL={self.recipe.name}"
         if seed:

@@ -101,9 +101,7 @@ class Debates:
         return example
 
     def _next_wave(self, half: int) -> list[int]:
-        """As many cases of each label as are missing: what is tried follows from the answers, not
-        from who came first.
-        """
+        """As many cases of each label as are missing, whoever came first."""
         wave: list[int] = []
         for label, tried in self._tried.items():
             wave_size = min(half - len(self._accepted[label]), SAMPLED * half - tried)

@@ -74,6 +74,8 @@ def _sampled(corpus: Corpus, violating: str, allowed: str, rng: random.Random) -
     severities = SEVERITIES
     if tokens <= 110:  # no room to bury a core in
         severities = SEVERITIES[:2]
+    most_beside = min(3, tokens // 120)
+    tricks = tricks_for(corpus.rule, TRAINED)
     if rng.random() < UNRELATED_SHARE and corpus.rule.turns == "any":
         allowed = UNRELATED
     return Dimensions(
@@ -82,24 +84,14 @@ def _sampled(corpus: Corpus, violating: str, allowed: str, rng: random.Random) -
         domain=rng.choice(corpus.book.domains or tuple(corpus.background.domains)),
         severity=rng.choice(severities),
         position=rng.choice(POSITIONS),
-        hard_negatives=_acts_beside(tokens, rng),
-        distractors=0 if corpus.rule.depends_on_context else _acts_beside(tokens, rng),
+        hard_negatives=rng.randint(0, most_beside),
+        distractors=0 if corpus.rule.depends_on_context else rng.randint(0, most_beside),
         user_register=rng.choice(list(USER_REGISTERS)),
         assistant_register=rng.choice(list(ASSISTANT_REGISTERS)),
         has_system=tokens > 80 and rng.random() < 0.25,
         target_tokens=tokens,
-        trick=_trick(corpus, rng),
+        trick=rng.choice(tricks) if rng.random() < TRICK_SHARE else None,
     )
-
-
-def _acts_beside(tokens: int, rng: random.Random) -> int:
-    return rng.randint(0, min(3, tokens // 120))
-
-
-def _trick(corpus: Corpus, rng: random.Random) -> str | None:
-    if rng.random() >= TRICK_SHARE:
-        return None
-    return rng.choice(tricks_for(corpus.rule, TRAINED))
 
 
 def sample_length(rng: random.Random) -> int:
@@ -111,9 +103,7 @@ def sample_length(rng: random.Random) -> int:
 
 
 def _pairs_of_acts(corpus: Corpus, groups: int, rng: random.Random) -> list[tuple[str, str]]:
-    """A violating and an allowed act for every group, both in rounds; a violating act that fits
-    none waits for the next one.
-    """
+    """A violating and an allowed act for every group, in rounds; what fits none waits."""
     violating = corpus.acts(violating=True)
     waiting: list[str] = []
     pairs = []
@@ -130,9 +120,7 @@ def _pairs_of_acts(corpus: Corpus, groups: int, rng: random.Random) -> list[tupl
 
 
 def _partners(corpus: Corpus, violating: Sequence[str], allowed: str) -> list[str]:
-    """The violating acts that fit beside `allowed`. For a rule on the last turn both acts are of
-    one speaker, who has the last word.
-    """
+    """The violating acts that fit beside `allowed`; on the last turn one speaker has both."""
     book = corpus.book
     partners = [name for name in violating if book.shared(name, allowed)]
     if corpus.rule.turns == "any":

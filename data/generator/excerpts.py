@@ -46,10 +46,7 @@ STANCES = {1: "does", 0: "resembles"}  # by label
 
 
 class Excerpt(Strict):
-    """One form, with `either` alone or with both of `does` and `allowed`.
-
-    A pair draws one of each speaker's `registers`; without any a speaker's lines stay as they are.
-    """
+    """One form: `either`, or `does` and `allowed`. A pair draws one register of each speaker."""
 
     layouts: DistinctLines
     does: DistinctLines = ()
@@ -160,6 +157,11 @@ def _with_value_of(label: int, filling: str, rng: random.Random) -> str:
         for _ in range(rng.randrange(value_count)):
             filling = RIGHT_OR_WRONG.sub(r"{\1}", filling, count=1)
         filling = RIGHT_OR_WRONG.sub(rf"{{\1{WRONG}}}", filling, count=1)
+    return right(filling)
+
+
+def right(filling: str) -> str:
+    """A filling with the layout's values alone: each `{land.?}` is `{land}`."""
     return RIGHT_OR_WRONG.sub(r"{\1}", filling)
 
 

@@ -56,10 +56,7 @@ class Surroundings(NamedTuple):
 
 @dataclass(frozen=True)
 class Exchange:
-    """A user's utterance and the answer to it, or several such; the user speaks first.
-
-    `act_index` is the number of the turn that performs the act.
-    """
+    """A user's utterance and the answer, or several; the turn `act_index` performs the act."""
 
     turns: tuple[Turn, ...]
     topic: str
@@ -121,10 +118,7 @@ class Scene:
         )
 
     def _sentences(self, act: Act, wording: str, severity: Severity, terse: bool) -> list[str]:
-        """Opening, softener, core, closing.
-
-        A buried core stands between sentences that have nothing to do with it.
-        """
+        """Opening, softener, core, closing; other sentences stand around a buried core."""
         sentence = wording
         if severity == "hedged":
             sentence = f"{self.part(act.softener)} {wording}"
@@ -135,17 +129,15 @@ class Scene:
             after = [self.part(act.closing)]
         if severity == "buried":
             lines = self.rng.sample(self.book.parts[act.padding], PADDING)
-            padding = [_stop(grammar.resolve(line, self.rng)) for line in lines]
+            padding = [stopped(grammar.resolve(line, self.rng)) for line in lines]
             cut = self.rng.randint(1, PADDING - 1)
             before = before + padding[:cut]
             after = padding[cut:] + after
-        return [*before, _stop(sentence), *after]
+        return [*before, stopped(sentence), *after]
 
 
 def count_tokens(text: str) -> int:
-    """Estimated tokens of one turn with its role label: words, punctuation and digits, and a little
-    for rare words.
-    """
+    """Estimated tokens of a turn with its role label, a little more for rare words."""
     return round(1.06 * len(re.findall(r"[A-Za-z]+|\d{1,3}|[^\w\s]", text))) + 3
 
 
@@ -208,9 +200,7 @@ class Exchanges:
         return grammar.Bindings(self._everyday_slots, key).fill(line)
 
     def _surroundings(self, scene: Scene, name: str, act: Act, wording: str) -> Surroundings | None:
-        """What others say around `act`: a line of `name` that holds what `wording` repeats, or the
-        act `name`.
-        """
+        """What is said around `act`: a line of `name` with what `wording` repeats, or an act."""
         book = scene.book
         if name in book.lines:
             lines = pool_of(book.lines[name], self.pool)
@@ -229,9 +219,7 @@ class Exchanges:
         return None
 
     def _with_answer(self, scene: Scene, act: Act, turns: tuple[Turn, ...]) -> Surroundings | None:
-        """`turns` before the act or after it. Where the act has both, `turns` before it and an
-        answer after it; None if every answer is taken.
-        """
+        """`turns` before the act or after it, or both; None if every answer is taken."""
         if not act.before:
             return Surroundings((), turns)
         if not act.after:
@@ -253,7 +241,5 @@ class Exchanges:
         return Exchange(tuple(turns), topic)
 
 
-def _stop(sentence: str) -> str:
-    if sentence.rstrip().endswith((".", "?", "!")):
-        return sentence
-    return sentence + "."
+def stopped(sentence: str) -> str:
+    return sentence if sentence.rstrip().endswith((".", "?", "!")) else f"{sentence}."

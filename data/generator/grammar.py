@@ -81,22 +81,6 @@ def without_choices(template: str) -> str:
     return template
 
 
-def reached(template: str, slots: Mapping[str, Sequence[str]]) -> set[str]:
-    """The slots of the template and of the values that may fill it, as `slot_names` writes them."""
-    names: set[str] = set()
-    waiting = slot_names(template)
-    while waiting:
-        name = waiting.pop()
-        names.add(name)
-        base, dot, number = name.partition(".")
-        for value in slots.get(base, ()):
-            for inner in slot_names(value):
-                # Without a number of its own it has that of the slot that it stands in.
-                numbered = inner if "." in inner else f"{inner}{dot}{number}"
-                waiting |= {numbered} - names
-    return names
-
-
 def check(template: str, slots: Mapping[str, Sequence[str]], *, where: object) -> None:
     flat = without_choices(template)
     if re.search(r"[()|]", flat):
@@ -123,9 +107,7 @@ def refuse_unknown(
 
 @dataclass
 class Bindings:
-    """The slot values of one exchange. A value depends only on `key` and the slot's name, so two
-    exchanges with one key talk about the same things.
-    """
+    """The slot values of one exchange; with one `key` two exchanges talk about the same."""
 
     slots: Mapping[str, Sequence[str]]
     key: str

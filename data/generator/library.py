@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import get_args
 
 from data.generator import grammar
-from data.generator.excerpts import HOLE, RIGHT_OR_WRONG, WRONG, Excerpt, ExcerptBook
+from data.generator.excerpts import HOLE, ExcerptBook, right
 from data.generator.phrasebook import (
-    HELD_OUT_VALUES,
-    LONG_SLOT,
     Act,
     Background,
     Corpus,
@@ -22,7 +20,6 @@ from data.generator.phrasebook import (
     Pool,
     Speaker,
     cores_of,
-    slot_pool,
     turns_of,
 )
 from data.generator.registers import EXCERPT_REGISTERS
@@ -89,7 +86,7 @@ def load_excerpts(rule: Rule, folder: Path = EXCERPTS) -> ExcerptBook | None:
         return None
     book = load(path, ExcerptBook)
     book = book.model_copy(update={"slots": {**load_background().slots, **book.slots}})
-    check_excerpts(rule.id, book, path)
+    _check_excerpts(rule.id, book, path)
     return book
 
 
@@ -147,9 +144,7 @@ def _check_lines(
 
 
 def _check_names(book: Phrasebook, name: str, act: Act, path: Path) -> None:
-    """Every part, context and supplied slot that an act names is there. A context is a key of
-    `lines`, or an act of another speaker.
-    """
+    """What an act names is there; a context is a key of `lines`, or another speaker's act."""
     parts = (act.opening, act.softener, act.closing, act.padding)
     grammar.refuse_unknown(f"acts.{name} names an unknown part", parts, book.parts, path)
     partners = [key for key, partner in book.acts.items() if partner.speaker != act.speaker]
@@ -244,95 +239,23 @@ def _check_places(corpus: Corpus, path: Path) -> None:
                 )
 
 
-def check_excerpts(rule: str, book: ExcerptBook, path: Path) -> None:
+def _check_excerpts(rule: str, book: ExcerptBook, path: Path) -> None:
+    """What a form of `either` needs besides is held by tests/data/generator/test_excerpts.py."""
     _check_rule(book.rule, rule, path)
     for name, values in book.slots.items():
         _check_lines(book.slots, values, f"{path}: slots.{name}", marks="")
     for name, excerpt in book.excerpts.items():
-        _check_excerpt(book, excerpt, f"{path}: excerpts.{name}")
+        where = f"{path}: excerpts.{name}"
+        _check_lines(book.slots, excerpt.layouts, f"{where}.layouts", marks="#")
+        for layout in excerpt.layouts:
+            if layout.count(HOLE) != 1:
+                problem = f"a layout has one hole, {HOLE}"
+                remedy = "Put it where a pair's rows differ"
+                raise GuardError(problem, where=f"{where}.layouts", got=layout, remedy=remedy)
+        for label in (0, 1):
+            fillings = excerpt.fillings(label)
+            _check_lines(book.slots, map(right, fillings), f"{where}, of label {label}", marks="#")
+            _refuse_few(fillings, f"{where}, of label {label}")
         for speaker, choices in excerpt.registers.items():
             problem = f"excerpts.{name}.registers.{speaker} names an unknown register"
             grammar.refuse_unknown(problem, choices, EXCERPT_REGISTERS, path)
-    _check_held_out_alike(book, path)
-
-
-def _check_excerpt(book: ExcerptBook, excerpt: Excerpt, where: str) -> None:
-    fillings = {"does": excerpt.does, "allowed": excerpt.allowed}
-    if excerpt.either:
-        fillings = {"either": excerpt.either}
-        _check_either(book, excerpt, where)
-    _check_lines(book.slots, excerpt.layouts, f"{where}.layouts", marks="#")
-    for key, lines in fillings.items():
-        _check_lines(book.slots, map(_as_allowed, lines), f"{where}.{key}", marks="#")
-        _refuse_few(lines, f"{where}.{key}")
-    for layout in excerpt.layouts:
-        if layout.count(HOLE) != 1:
-            problem, remedy = f"a layout has one hole, {HOLE}", "Put it where a pair's rows differ"
-            raise GuardError(problem, where=f"{where}.layouts", got=layout, remedy=remedy)
-
-
-def _check_either(book: ExcerptBook, excerpt: Excerpt, where: str) -> None:
-    """`either` stands alone. Every phrasing of its lines names a slot that can be wrong. Every
-    layout says the right value of that slot, and no layout says the wrong one.
-    """
-    if excerpt.does or excerpt.allowed:
-        problem = "`either` cannot stand beside `does` or `allowed`"
-        raise GuardError(problem, where=where, remedy="Make it a form of its own")
-    for line in excerpt.either:
-        if not RIGHT_OR_WRONG.search(grammar.without_choices(line)):
-            problem = "a line says nothing that can be wrong, or not always"
-            remedy = "Put {slot.?}, outside of brackets, where layouts say {slot}"
-            raise GuardError(problem, where=f"{where}.either", got=line, remedy=remedy)
-        for slot in RIGHT_OR_WRONG.findall(line):
-            _check_values(book, slot, f"{where}.either")
-            for layout in excerpt.layouts:
-                _check_asked(book, slot, layout, f"{where}.layouts")
-
-
-def _check_asked(book: ExcerptBook, slot: str, layout: str, where: str) -> None:
-    reached_slots = grammar.reached(layout, book.slots)
-    if slot not in reached_slots:
-        remedy = f"Put {{{slot}}} into it, or take {{{slot}.?}} out of `either`"
-        raise GuardError(f"a layout does not say '{slot}'", where=where, got=layout, remedy=remedy)
-    if slot + WRONG in reached_slots:
-        problem = f"a layout has the number of the wrong '{slot}'"
-        remedy = f"Take another number than {WRONG}"
-        raise GuardError(problem, where=where, got=layout, remedy=remedy)
-
-
-def _check_values(book: ExcerptBook, slot: str, where: str) -> None:
-    """Every pool has so many values of a slot, each once, that the wrong one is not the right one.
-
-    A slot that the book does not know is refused elsewhere.
-    """
-    fewest = int(WRONG.removeprefix("."))
-    for pool in get_args(Pool):
-        values = slot_pool(book.slots, pool).get(slot)
-        if values is not None and len(set(values)) < fewest:
-            raise GuardError(
-                f"too few values of the slot '{slot}' for one to be wrong",
-                where=where,
-                got=f"{len(set(values))} for {pool} rows",
-                remedy=f"Write {fewest} to {LONG_SLOT - 1}, or {fewest * HELD_OUT_VALUES} and more",
-            )
-
-
-def _check_held_out_alike(book: ExcerptBook, path: Path) -> None:
-    """A line of two blocks is held out in both or in neither."""
-    pools: dict[str, Pool] = {}
-    for name, excerpt in book.excerpts.items():
-        blocks = (excerpt.does, excerpt.allowed, excerpt.either)
-        for lines, pool in itertools.product(blocks, get_args(Pool)):
-            for line in cores_of(lines, pool):
-                if pools.setdefault(_as_allowed(line), pool) != pool:
-                    raise GuardError(
-                        "a line is held out in one block and not in another",
-                        where=f"{path}: excerpts.{name}",
-                        got=line,
-                        remedy="Write it once, or reword one of the two",
-                    )
-
-
-def _as_allowed(line: str) -> str:
-    """A line of `either` in the allowed row: `{slot.?}` is `{slot}`."""
-    return RIGHT_OR_WRONG.sub(r"{\1}", line)

@@ -70,9 +70,7 @@ def casual(text: str, rng: random.Random) -> str:
 
 
 def typos(text: str, rng: random.Random) -> str:
-    """Two letters are swapped or one is dropped in about one word in twelve; numbers and addresses
-    stay right.
-    """
+    """Swaps or drops letters in a word of twelve; numbers and addresses stay right."""
 
     def mistype(match: re.Match[str]) -> str:
         word = match[0]

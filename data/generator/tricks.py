@@ -65,67 +65,42 @@ _LOOK_ALIKE = str.maketrans("aeopcxyi", "аеорсхуі")
 _WORD = re.compile(r"[A-Za-z]{4,}")
 
 
-def _in_words(text: str, rng: random.Random, share: float, change: Callable[[str], str]) -> str:
+def _on_words(share: float, change: Callable[[str, random.Random], str]) -> Trick:
+    """Changes about this share of the words of four letters and more."""
 
-    def replacement(word: re.Match[str]) -> str:
-        if rng.random() < share:
-            return change(word[0])
-        return word[0]
+    def trick(text: str, rng: random.Random, pool: Pool) -> str:
+        def replacement(word: re.Match[str]) -> str:
+            if rng.random() < share:
+                return change(word[0], rng)
+            return word[0]
 
-    return _WORD.sub(replacement, text)
+        return _WORD.sub(replacement, text)
 
-
-def zero_width(text: str, rng: random.Random, pool: Pool) -> str:
-    def with_character(word: str) -> str:
-        return word[:2] + rng.choice("\u200b\u200d\u2060\u00ad") + word[2:]
-
-    return _in_words(text, rng, 0.5, with_character)
+    return trick
 
 
-def look_alikes(text: str, rng: random.Random, pool: Pool) -> str:
-    return _in_words(text, rng, 0.5, lambda word: word.translate(_LOOK_ALIKE))
+def _beside(lines: tuple[str, ...]) -> Trick:
+    """Writes one of the lines before the text or behind it."""
+
+    def trick(text: str, rng: random.Random, pool: Pool) -> str:
+        addition = rng.choice(pool_of(lines, pool))
+        if rng.random() < 0.5:
+            return f"{addition} {text}"
+        return f"{text} {addition}"
+
+    return trick
 
 
-def full_width(text: str, rng: random.Random, pool: Pool) -> str:
-    return _in_words(text, rng, 0.5, lambda word: _shifted(word, 0xFEE0))
-
-
-def hidden_tags(text: str, rng: random.Random, pool: Pool) -> str:
-    return text + _shifted(rng.choice(pool_of(INSTRUCTIONS, pool)), 0xE0000)
+def _with_invisible_character(word: str, rng: random.Random) -> str:
+    return word[:2] + rng.choice("\u200b\u200d\u2060\u00ad") + word[2:]
 
 
 def _shifted(text: str, offset: int) -> str:
     return "".join(chr(ord(letter) + offset) for letter in text)
 
 
-def spaced(text: str, rng: random.Random, pool: Pool) -> str:
-    return _in_words(text, rng, 0.33, " ".join)
-
-
-def leetspeak(text: str, rng: random.Random, pool: Pool) -> str:
-    return _in_words(text, rng, 0.5, lambda word: word.translate(_LEET))
-
-
-def instruction(text: str, rng: random.Random, pool: Pool) -> str:
-    return _beside(text, rng.choice(pool_of(INSTRUCTIONS, pool)), rng)
-
-
-def master_key(text: str, rng: random.Random, pool: Pool) -> str:
-    return _beside(text, rng.choice(pool_of(MASTER_KEYS, pool)), rng)
-
-
-def _beside(text: str, addition: str, rng: random.Random) -> str:
-    if rng.random() < 0.5:
-        return f"{addition} {text}"
-    return f"{text} {addition}"
-
-
-def entities(text: str, rng: random.Random, pool: Pool) -> str:
-    return _in_words(text, rng, 0.5, lambda word: "".join(f"&#{ord(letter)};" for letter in word))
-
-
-def percent(text: str, rng: random.Random, pool: Pool) -> str:
-    return _in_words(text, rng, 0.5, lambda word: "".join(f"%{ord(letter):02X}" for letter in word))
+def hidden_tags(text: str, rng: random.Random, pool: Pool) -> str:
+    return text + _shifted(rng.choice(pool_of(INSTRUCTIONS, pool)), 0xE0000)
 
 
 def in_base64(text: str, rng: random.Random, pool: Pool) -> str:
@@ -137,16 +112,20 @@ def in_base64(text: str, rng: random.Random, pool: Pool) -> str:
 
 # Another one, or another order, draws other training data.
 TRAINED: dict[str, Trick] = {
-    "zero_width": zero_width,
-    "look_alikes": look_alikes,
-    "full_width": full_width,
+    "zero_width": _on_words(0.5, _with_invisible_character),
+    "look_alikes": _on_words(0.5, lambda word, rng: word.translate(_LOOK_ALIKE)),
+    "full_width": _on_words(0.5, lambda word, rng: _shifted(word, 0xFEE0)),
     "hidden_tags": hidden_tags,
-    "spaced": spaced,
-    "leetspeak": leetspeak,
-    "instruction": instruction,
-    "master_key": master_key,
+    "spaced": _on_words(0.33, lambda word, rng: " ".join(word)),
+    "leetspeak": _on_words(0.5, lambda word, rng: word.translate(_LEET)),
+    "instruction": _beside(INSTRUCTIONS),
+    "master_key": _beside(MASTER_KEYS),
 }
-TRICKS = TRAINED | {"entities": entities, "percent": percent, "base64": in_base64}
+TRICKS = TRAINED | {
+    "entities": _on_words(0.5, lambda word, rng: "".join(f"&#{ord(it)};" for it in word)),
+    "percent": _on_words(0.5, lambda word, rng: "".join(f"%{ord(it):02X}" for it in word)),
+    "base64": in_base64,
+}
 COMMANDS = ("hidden_tags", "instruction")  # that hold an injection for the judge
 
 

@@ -13,13 +13,14 @@ differ, and what violates the rule may stand before it in both, as a hard negati
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from data.generator import grammar
-from data.generator.dimensions import SEVERITIES, SHORTEST, UNRELATED, Dimensions
+from data.generator.dimensions import SEVERITIES, SHORTEST, UNRELATED, Dimensions, TargetPosition
 from data.generator.exchange import Exchange, Exchanges, Turn, count_tokens
 from data.generator.phrasebook import STRATA, Corpus, Phrasebook, Pool
 from data.generator.registers import ASSISTANT_REGISTERS, USER_REGISTERS
@@ -32,11 +33,7 @@ WORDINGS = 8  # tries for a pair of targets whose lengths agree and fit
 CLOSE_ENOUGH = 3
 
 
-class Targets(NamedTuple):
-    """The two exchanges in which the conversations of a group differ."""
-
-    violating: Exchange
-    allowed: Exchange
+Targets = tuple[Exchange, Exchange]  # in which a group's conversations differ: violating, allowed
 
 
 @dataclass(frozen=True)
@@ -48,34 +45,11 @@ class Frame:
     hard_negatives: tuple[str, ...]
     distractors: tuple[str, ...]
 
-
-@dataclass(frozen=True)
-class ContrastPair:
-    """A contrast pair before it is written out."""
-
-    key: str
-    split: Split
-    dimensions: Dimensions
-    targets: Targets
-    frame: Frame
-    is_unanswered: bool  # whether both conversations end with the judged turn
-    ends_with_act: bool  # whether they end with the place of the violating act
-
-    def exchanges(self, target: Exchange) -> list[Exchange]:
+    def around(self, target: Exchange, position: TargetPosition) -> list[Exchange]:
         """The frame's exchanges with the target at its position."""
-        shared = self.frame.exchanges
-        late = len(shared)
-        position = {"early": 0, "middle": late // 2, "late": late}[self.dimensions.position]
-        return [*shared[:position], target, *shared[position:]]
-
-    def act_place(self, target: Exchange) -> int:
-        return min(self.targets.violating.act_index, len(target.turns) - 1)
-
-    def left_out(self, target: Exchange) -> int:
-        """How many turns at the end of the conversation are not written."""
-        if self.ends_with_act:
-            return len(target.turns) - 1 - self.act_place(target)
-        return int(self.is_unanswered)
+        late = len(self.exchanges)
+        index = {"early": 0, "middle": late // 2, "late": late}[position]
+        return [*self.exchanges[:index], target, *self.exchanges[index:]]
 
 
 class Writer:
@@ -97,53 +71,59 @@ class Writer:
         targets = self._targets(dimensions, key, rng)
         frame = self._frame(dimensions, targets, key, rng)
         is_unanswered = _may_be_unanswered(dimensions, targets, frame) and rng.random() < 0.3
-        pair = ContrastPair(
-            key, split, dimensions, targets, frame, is_unanswered, self._is_on_last_turn
-        )
-        return [
-            self._example(pair, 1, dimensions.violating_act, targets.violating),
-            self._example(pair, 0, dimensions.allowed_act, targets.allowed),
-        ]
+        acts = (dimensions.violating_act, dimensions.allowed_act)
+        examples = []
+        for label, act, target in zip((1, 0), acts, targets, strict=True):
+            place = min(targets[0].act_index, len(target.turns) - 1)  # of the violating act
+            left_out = int(is_unanswered)  # turns at the end
+            if self._is_on_last_turn:
+                left_out = len(target.turns) - 1 - place
+            exchanges = frame.around(target, dimensions.position)
+            messages = self._messages(dimensions, frame, exchanges, target.turns[place], key)
+            example = Example(
+                id=f"{key}/{label}",
+                rule=self.corpus.rule.id,
+                messages=messages[: len(messages) - left_out],
+                label=label,
+                split=split,
+                source=GENERATOR,
+                group=key,
+                meta=self._meta(dimensions, frame, exchanges, act, target, left_out),
+            )
+            examples.append(example)
+        return examples
 
-    def _example(self, pair: ContrastPair, label: int, act: str, target: Exchange) -> Example:
-        messages = self._messages(pair, target)
-        return Example(
-            id=f"{pair.key}/{label}",
-            rule=self.corpus.rule.id,
-            messages=messages[: len(messages) - pair.left_out(target)],
-            label=label,
-            split=pair.split,
-            source=GENERATOR,
-            group=pair.key,
-            meta=self._meta(pair, act, target),
-        )
-
-    def _meta(self, pair: ContrastPair, act: str, target: Exchange) -> dict[str, Any]:
+    def _meta(
+        self,
+        dimensions: Dimensions,
+        frame: Frame,
+        exchanges: Sequence[Exchange],
+        act: str,
+        target: Exchange,
+        left_out: int,
+    ) -> dict[str, Any]:
         """What a conversation was made from; `acts` has one entry a message."""
-        left_out = pair.left_out(target)
-        turns: list[Turn] = []
-        for exchange in pair.exchanges(target):
-            turns += exchange.turns
+        turns = list(itertools.chain.from_iterable(exchange.turns for exchange in exchanges))
         turns = turns[: len(turns) - left_out]
         acts = [turn.act for turn in turns]
-        if pair.frame.system:
+        if frame.system:
             acts = [None, *acts]
         performed = [turn for turn in turns if turn.core]
         around = target.turns  # the act was written for its answer, even if that is left out
-        if pair.ends_with_act:
+        if self._is_on_last_turn:
             around = around[: len(around) - left_out]
         return {
-            **asdict(pair.dimensions),
+            **asdict(dimensions),
             "stratum": STRATA[self.pool],
-            "difficulty": pair.dimensions.difficulty,
+            "difficulty": dimensions.difficulty,
             "act": act,
             "stance": "unrelated" if act == UNRELATED else self.corpus.book.acts[act].stance,
             "context": next((turn.source for turn in around if turn.source != act), ""),
             "acts": acts,
             "cores": [turn.core for turn in performed],
             "phrasings": [turn.phrasing for turn in performed],
-            "hard_negative_acts": list(pair.frame.hard_negatives),
-            "distractor_acts": list(pair.frame.distractors),
+            "hard_negative_acts": list(frame.hard_negatives),
+            "distractor_acts": list(frame.distractors),
         }
 
     def _targets(self, dimensions: Dimensions, key: str, rng: random.Random) -> Targets:
@@ -171,6 +151,13 @@ class Writer:
         allowed = self.exchanges.act(
             book, dimensions.allowed_act, severity, key, rng, terse=terse, context=context
         )
+        for name in dict.fromkeys(
+            context
+        ):  # where no line of the one drawn supplies an act's words
+            if allowed is None:
+                allowed = self.exchanges.act(
+                    book, dimensions.allowed_act, severity, key, rng, terse=terse, context=(name,)
+                )
         if allowed is None:
             raise self._nothing_supplied(dimensions)
         index = allowed.act_index
@@ -184,7 +171,7 @@ class Writer:
             book, dimensions.violating_act, severity, key, rng, terse=terse, around=around
         )
         assert violating is not None  # nothing is taken yet
-        return Targets(violating, allowed)
+        return violating, allowed
 
     def _nothing_supplied(self, dimensions: Dimensions) -> GuardError:
         book, name = self.corpus.book, dimensions.allowed_act
@@ -209,12 +196,12 @@ class Writer:
             allowed = self.exchanges.act(book, rng.choice(list(book.acts)), severity, key, rng)
         if allowed is None:  # also where no line of the pool supplies what the act repeats
             allowed = self.exchanges.everyday(dimensions.domain, 1, f"{key}/unrelated", rng)[0]
-        return Targets(violating, allowed)
+        return violating, allowed
 
     def _frame(
         self, dimensions: Dimensions, targets: Targets, key: str, rng: random.Random
     ) -> Frame:
-        taken = targets.violating.lines | targets.allowed.lines
+        taken = targets[0].lines | targets[1].lines
         room = dimensions.target_tokens - _total_tokens(targets) // 2
         system = None
         if dimensions.has_system:
@@ -236,10 +223,13 @@ class Writer:
         if filled < 1.1 * SHORTEST:
             taken = taken.union(*(exchange.lines for exchange in everyday))
             everyday += self.exchanges.everyday(dimensions.domain, 1, f"{key}/more", rng, taken)
+        merged = list(everyday)
+        for exchange in chosen:
+            merged.insert(rng.randint(0, len(merged)), exchange)
         rule_id = self.corpus.rule.id
         return Frame(
             system,
-            tuple(_interleave(everyday, chosen, rng)),
+            tuple(merged),
             tuple(act for rule, act in acts if rule == rule_id),
             tuple(f"{rule}/{act}" for rule, act in acts if rule != rule_id),
         )
@@ -279,26 +269,31 @@ class Writer:
                 break
         return written
 
-    def _messages(self, pair: ContrastPair, target: Exchange) -> tuple[Message, ...]:
+    def _messages(
+        self,
+        dimensions: Dimensions,
+        frame: Frame,
+        exchanges: Sequence[Exchange],
+        tricked: Turn,
+        key: str,
+    ) -> tuple[Message, ...]:
         messages = []
-        if pair.frame.system:
-            messages.append(Message("system", grammar.tidy(pair.frame.system)))
-        exchanges = pair.exchanges(target)
-        tricked = target.turns[pair.act_place(target)]
+        if frame.system:
+            messages.append(Message("system", grammar.tidy(frame.system)))
         topic = exchanges[0].topic
         for number, exchange in enumerate(exchanges):
             changes_topic = exchange.topic not in (topic, "thanks")
             topic = exchange.topic
             for index, turn in enumerate(exchange.turns):
                 # One generator per turn, so that a pair's shared turns come out the same.
-                rng = random.Random(f"{pair.key}/{number}/{index}")
+                rng = random.Random(f"{key}/{number}/{index}")
                 text = turn.text
                 if index == 0 and changes_topic and rng.random() < 0.5:
                     transition = rng.choice(self.corpus.background.transitions)
                     text = f"{grammar.resolve(transition, rng)} {text}"
-                text = _in_register(text, turn.role, pair.dimensions, rng)
-                if pair.dimensions.trick and turn is tricked:
-                    text = TRICKS[pair.dimensions.trick](text, rng, self.pool)
+                text = _in_register(text, turn.role, dimensions, rng)
+                if dimensions.trick and turn is tricked:
+                    text = TRICKS[dimensions.trick](text, rng, self.pool)
                 messages.append(Message(turn.role, text))
         return tuple(messages)
 
@@ -314,9 +309,7 @@ class Writer:
 
 
 def _may_be_unanswered(dimensions: Dimensions, targets: Targets, frame: Frame) -> bool:
-    """Whether a group may end with the judged turn: a long one whose targets come last, with one
-    answer each.
-    """
+    """Whether a long group, whose targets come last, may end with the judged turn."""
     return (
         dimensions.target_tokens > 2 * SHORTEST
         and (dimensions.position == "late" or not frame.exchanges)
@@ -340,13 +333,3 @@ def _in_register(text: str, role: str, dimensions: Dimensions, rng: random.Rando
     if role == "assistant":
         return ASSISTANT_REGISTERS[dimensions.assistant_register](grammar.tidy(text), rng)
     return text
-
-
-def _interleave(
-    everyday: list[Exchange], chosen: list[Exchange], rng: random.Random
-) -> list[Exchange]:
-    """`chosen` at random indices among `everyday`, whose own order is kept."""
-    merged = list(everyday)
-    for exchange in chosen:
-        merged.insert(rng.randint(0, len(merged)), exchange)
-    return merged

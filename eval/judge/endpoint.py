@@ -49,9 +49,7 @@ class EndpointJudge(Endpoint):
     is_served: ClassVar[bool] = False
 
     def judge(self, served: Served, folder: Path) -> Judgement:
-        """One answer per test example of the trial, in order; they are kept in `folder`. Raises as
-        `ask` does.
-        """
+        """One answer per test example, in order; they are kept in `folder`. Raises as `ask`."""
         rule = served.trial.rule
         rows = self.ask(rule, served.trial.examples, folder / f"{rule.id}.jsonl")
         record = endpoint_record(self.model, self.base_url, rows, self.cost_usd)
@@ -125,9 +123,7 @@ class EndpointJudge(Endpoint):
 def _unanswered(
     examples: Sequence[Example], keys: Mapping[str, str], file: AnswerFile[JudgeRow]
 ) -> list[Example]:
-    """Those without a kept answer, equal ones once: the first few are a mixed sample, not one kind
-    after another.
-    """
+    """Those without a kept answer, equal ones once, in an order that mixes kinds."""
     by_key: dict[str, Example] = {}
     for example in examples:
         if file.get(keys[example.id]) is None:
@@ -136,9 +132,7 @@ def _unanswered(
 
 
 class AnswersSoFar:
-    """Keeps answers in a file; refusals wait until it is known that the endpoint still answers.
-    `answered` is an example that it has answered, None as long as there is none.
-    """
+    """Keeps answers in a file, refusals once the endpoint has answered (`answered`) again."""
 
     def __init__(
         self,
@@ -156,9 +150,7 @@ class AnswersSoFar:
                 self.answered = example
 
     def add(self, example: Example, completion: Completion) -> Example | None:
-        """Keep the answer; an example that is to be asked about once more, where REFUSALS in a row
-        are refused. Raises GuardError if these are all.
-        """
+        """Keep the answer; after REFUSALS in a row return whom to ask again, or raise."""
         row = JudgeRow(key=self._keys[example.id], id=example.id, **vars(completion))
         self._refused.append(row)
         if not row.refused:
@@ -171,9 +163,7 @@ class AnswersSoFar:
         return None
 
     def add_control(self, completion: Completion) -> None:
-        """Keep the refusals if the endpoint has answered once more. Raises GuardError if not, and
-        it has answered nothing else meanwhile.
-        """
+        """Keep the refusals if the endpoint has answered since. Raises GuardError if not."""
         if completion.refused and self._refused:
             raise self._refuses()
         self._keep()

@@ -61,9 +61,7 @@ def judge_on(recipe: Recipe, judge: Judge | None) -> Judge:
 
 
 def endpoint_judge(environment: Mapping[str, str]) -> EndpointJudge | None:
-    """The endpoint of the JUDGE_… variables; None where nothing describes one. Raises GuardError on
-    half a description or a bad value.
-    """
+    """The endpoint of the JUDGE_… variables, or None. Raises GuardError on half of them."""
     settings = endpoint_settings(environment, "judge", "to judge with the base model")
     if not settings:
         return None
@@ -79,8 +77,6 @@ JUDGES: dict[str, Callable[[Mapping[str, str]], Judge | None]] = {
 
 
 def judge_from(environment: Mapping[str, str]) -> Judge:
-    """The first judge that the environment describes. Raises GuardError on half a description or a
-    bad value.
-    """
+    """The first judge that the environment describes. Raises GuardError on half of one."""
     described = (make(environment) for make in JUDGES.values())
     return next(judge for judge in described if judge is not None)

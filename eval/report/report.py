@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 
 from eval.answers import BAG_OF_WORDS, JUDGE, is_baseline, label_of, on_base
 from eval.evaluation import Evaluation
@@ -36,9 +36,7 @@ class MeanQuality(Strict):
 
 @dataclass(frozen=True)
 class Report:
-    """The evaluations, all of the same contenders, in the order of their rules' names; `left_out`
-    says which rules are not in it and why.
-    """
+    """Evaluations of the same contenders, by rule; `left_out` says which are not in it and why."""
 
     evaluations: tuple[Evaluation, ...]
     left_out: tuple[str, ...] = ()
@@ -52,19 +50,19 @@ class Report:
         return self.evaluations[0].trained
 
     @property
-    def origin(self) -> str:
-        model, commits, hardware = (self._all_of(name) for name in ("model", "commit", "hardware"))
-        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        seeds = ", ".join(map(str, self.seeds))
-        return f"on {model}, seed {seeds}, commit {commits}, {hardware}; {versions}"
-
-    @property
     def seeds(self) -> tuple[int, ...]:
         return all_seeds(evaluation.seeds for evaluation in self.evaluations)
 
     @property
     def versions(self) -> dict[str, str]:
         return distinct_versions(evaluation.versions for evaluation in self.evaluations)
+
+    @property
+    def origin(self) -> str:
+        model, commits, hardware = map(self._all_of, ("model", "commit", "hardware"))
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        seeds = ", ".join(map(str, self.seeds))
+        return f"on {model}, seed {seeds}, commit {commits}, {hardware}; {versions}"
 
     def mean(self, contender: str) -> MeanQuality:
         """One contender over all rules."""
@@ -81,9 +79,7 @@ class Report:
 
     @cached_property
     def differences(self) -> dict[tuple[str, str], MeanDifference]:
-        """Mean accuracy of a later method minus that of an earlier one, of the pairs that every
-        rule compares.
-        """
+        """A later method's mean accuracy minus an earlier one's, if every rule compares them."""
         differences = {}
         for earlier, later in itertools.combinations(self.trained, 2):
             by_rule = [evaluation.difference(later, earlier) for evaluation in self.evaluations]
@@ -246,9 +242,6 @@ def _judge_note(judge: JudgeRecord, n_test: int) -> str:
     return "; ".join(parts) + "."
 
 
-Value = TypeVar("Value")
-
-
 def side_by_side(evaluations: Sequence[Evaluation]) -> Evaluation:
     """All contenders on the same test examples. The bag of words, which reads no base, stands there
     once, and so does a judge behind an endpoint. One evaluation is returned as it is. Raises
@@ -259,31 +252,20 @@ def side_by_side(evaluations: Sequence[Evaluation]) -> Evaluation:
         return first
     for evaluation in evaluations[1:]:
         _require_the_same_examples(first, evaluation)
-    return first.model_copy(
-        update={
-            "model": ", ".join(it.model for it in evaluations),
-            "seeds": all_seeds(it.seeds for it in evaluations),
-            "methods": _baselines_first(_together(evaluations, lambda it: it.methods)),
-            "refusals": _together(evaluations, lambda it: it.refusals),
-            "judges": _together(evaluations, lambda it: it.judges),
-            "agreement": _together(evaluations, lambda it: it.agreement),
-            "robustness": _together(evaluations, lambda it: it.robustness),
-            "right": _together(evaluations, lambda it: it.right),
-            "commit": distinct(it.commit for it in evaluations),
-            "hardware": distinct(it.hardware for it in evaluations),
-            "versions": distinct_versions(it.versions for it in evaluations),
-        }
-    )
-
-
-def _together(
-    evaluations: Sequence[Evaluation], by_contender: Callable[[Evaluation], Mapping[str, Value]]
-) -> dict[str, Value]:
-    together: dict[str, Value] = {}
-    for evaluation in evaluations:
-        for name, value in by_contender(evaluation).items():
-            together[_joint_name(evaluation, name)] = value
-    return together
+    joint: dict[str, Any] = {
+        "model": ", ".join(it.model for it in evaluations),
+        "seeds": all_seeds(it.seeds for it in evaluations),
+        "commit": distinct(it.commit for it in evaluations),
+        "hardware": distinct(it.hardware for it in evaluations),
+        "versions": distinct_versions(it.versions for it in evaluations),
+    }
+    for field in ("methods", "refusals", "judges", "agreement", "robustness", "right"):
+        joint[field] = {}  # by contender
+        for evaluation in evaluations:
+            for name, value in getattr(evaluation, field).items():
+                joint[field][_joint_name(evaluation, name)] = value
+    joint["methods"] = _baselines_first(joint["methods"])
+    return first.model_copy(update=joint)
 
 
 def _joint_name(evaluation: Evaluation, name: str) -> str:

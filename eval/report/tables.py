@@ -60,9 +60,7 @@ def _gain_cell(gain: RankingGain | None) -> str:
 
 
 def threshold_table(report: Report) -> str:
-    """What is flagged at each method's own threshold; of rows of one's own beside generated ones
-    also by themselves.
-    """
+    """What is flagged at each method's own threshold, of own rows also by themselves."""
     head = ["rule", "method", "largest FPR stated", *metric_labels("threshold")]
     rows: TableRows = []
     for evaluation in report.evaluations:

@@ -111,9 +111,7 @@ def lengths(
     rules: Path = RULES,
     open_predictor: OpenPredictor = open_engine,
 ) -> Lengths:
-    """The cells of the selected rules, by the served weights of each of the recipe's methods.
-    Raises GuardError where a rule cannot be evaluated.
-    """
+    """The cells of the selected rules and methods. Raises GuardError for what is not trained."""
     served: list[Served] = []
     keys: list[list[Key]] = []
     for name in rule_names(selection, rules):
@@ -213,20 +211,13 @@ def main() -> None:
     rule = "a rule's name, several separated by commas, or all"
     parser.add_argument("--rule", required=True, help=rule)
     add_recipe_arguments(parser)
-    parser.add_argument(
-        "--characters", type=whole_numbers, default=LENGTHS, help="lengths (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--rows",
-        type=partial(multiple, of=2, at_least=2),
-        default=ROWS,
-        help="rows of a cell, half of them violating (default: %(default)s)",
-    )
-    arguments = parser.parse_args()
-    for recipe in named_recipes(arguments):
-        measured = lengths(
-            arguments.rule, recipe, characters=arguments.characters, rows=arguments.rows
-        )
+    characters = "lengths (default: %(default)s)"
+    parser.add_argument("--characters", type=whole_numbers, default=LENGTHS, help=characters)
+    even, rows = partial(multiple, of=2, at_least=2), "rows of a cell (default: %(default)s)"
+    parser.add_argument("--rows", type=even, default=ROWS, help=rows)
+    args = parser.parse_args()
+    for recipe in named_recipes(args):
+        measured = lengths(args.rule, recipe, characters=args.characters, rows=args.rows)
         path = Runs().root / recipe.name / "lengths.json"
         measured.save(path)
         print(measured.as_markdown())

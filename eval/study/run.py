@@ -102,9 +102,7 @@ def report_study(
 
 
 def _figures(origin: Origin, rows: RankedRows, logits: Logits) -> Iterator[StudyFigure]:
-    """Every method's AUROC, and the differences of every two methods, the later minus the earlier,
-    by number of rows.
-    """
+    """By number of rows, every method's AUROC and every two methods' difference."""
     for size in tqdm(dict.fromkeys(size for size, _ in logits), "intervals", leave=False):
         methods = [method for rows_drawn, method in logits if rows_drawn == size]
         for number, method in enumerate(methods):

@@ -5,12 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ from data.debate.paid_endpoint import Writers
 from guard.conversation.example import Example, Message
 from guard.endpoint import Endpoint
 from guard.rule import load_rule
+from tests.llm_endpoint import Reply, serving
 
 RULE = load_rule("refund_promise")
 SEEDS = ((Message("user", "The lamp is broken."), Message("assistant", "I will have a look.")),)
@@ -32,16 +30,16 @@ WORDS = [
 class Server:
     """Plays an LLM: what it says follows from what it is asked.
 
-    `change` may turn an answer into a fault (status, body).
+    `change` may turn an answer into a fault.
     """
 
-    change: Callable[[str, str], tuple[int, str] | None] = lambda kind, text: None
+    change: Callable[[str, str], Reply | None] = lambda kind, text: None
     delay_s: float = 0.0
     requests: list[str] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
     url: str = ""
 
-    def answer(self, body: dict[str, Any]) -> tuple[int, str]:
+    def answer(self, body: dict[str, Any], _: str | None) -> Reply:
         name = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:12]
         system, user = (message["content"] for message in body["messages"])
         word = next(word for word in system.split()[1:] if word != "are")
@@ -49,12 +47,7 @@ class Server:
         self.requests.append(name)
         self.kinds.append(kind)
         text = self.reply(kind, system, user, name)
-        if fault := self.change(kind, text):
-            return fault
-        usage = {"prompt_tokens": 100, "completion_tokens": 20}
-        return 200, json.dumps(
-            {"choices": [{"message": {"content": text}, "finish_reason": "stop"}], "usage": usage}
-        )
+        return replace(self.change(kind, text) or Reply(text), delay_s=self.delay_s)
 
     def reply(self, kind: str, system: str, user: str, name: str) -> str:
         rng = random.Random(name)
@@ -84,32 +77,8 @@ class Server:
 def running_server() -> Iterator[Server]:
     """A server on a free port of this machine."""
     plays = Server()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            status, reply = plays.answer(body)
-            time.sleep(plays.delay_s)
-            content = reply.encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    class Quiet(ThreadingHTTPServer):
-        def handle_error(self, *_: object) -> None:
-            """A client that was killed."""
-
-    with Quiet(("127.0.0.1", 0), Handler) as http:
-        threading.Thread(
-            target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
-        ).start()
-        plays.url = f"http://127.0.0.1:{http.server_address[1]}/v1"
+    with serving(plays.answer) as plays.url:
         yield plays
-        http.shutdown()
 
 
 def endpoint(server: Server, **settings: Any) -> Endpoint:

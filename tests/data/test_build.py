@@ -15,11 +15,9 @@ import data.build as command
 from data import manifest, sources
 from data.build import build, code_files
 from data.generator.generate import Counts
-from data.generator.library import BACKGROUND, PHRASES
-from data.new_rule import WHO
 from data.rows import read_rows
 from data.sources import FILE, SOURCES, DataRequest
-from guard.conversation.example import GENERATOR, SPLITS, Example, read_examples, write_examples
+from guard.conversation.example import GENERATOR, SPLITS, Example, write_examples
 from guard.errors import GuardError
 from guard.home import ROOT
 from guard.layout import split_files
@@ -29,8 +27,6 @@ from tests.data.own_rows import in_splits, random_rows, written
 pytestmark = pytest.mark.slow
 
 SMALL = Counts(train=16, validation=8, test=8)
-# The rules that come with the project; one that somebody adds may be worded as they like.
-SHIPPED = tuple(sorted(path.stem for path in PHRASES.glob("*.yaml") if path.stem != BACKGROUND))
 SOME = ("medical_advice", "pii_leak", "refund_promise")
 RULE = load_rule("medical_advice")
 NEW_ROW = {"text": "one more row that nobody has seen before", "label": 1, "split": "train"}
@@ -100,24 +96,13 @@ def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_every_shipped_rule_is_complete_and_its_text_is_short(name: str) -> None:
-    rule = load_rule(name)
-    assert 5 <= len(rule.text().split()) <= 15
-    assert 15 <= len(rule.policy.split()) <= 75
-    assert rule.text().startswith(f"{WHO[rule.judged]} must not ")
-    assert {example.violates for example in rule.examples} == {True, False}
-
-
 def test_a_build_writes_splits_and_manifest_and_the_same_bytes_again(tmp_path: Path) -> None:
     folders = [tmp_path / "one", tmp_path / "two"]
-    for folder in folders:
-        assert made(GENERATOR, folder)
+    assert all(made(GENERATOR, folder) for folder in folders)
     for name in (*(f"{split}.jsonl" for split in SPLITS), "manifest.json"):
         assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
     described = json.loads((folders[0] / "manifest.json").read_text())
     assert [row["rows"] for row in described["counts"]] == [18, 4, 4, 4, 4]  # two with a long turn
-    assert len(read_examples(folders[0] / "test.jsonl")) == 8
 
 
 def test_a_build_is_not_redone_until_an_input_changes_or_a_file_is_gone(tmp_path: Path) -> None:
@@ -131,27 +116,21 @@ def test_a_build_is_not_redone_until_an_input_changes_or_a_file_is_gone(tmp_path
     for name in ("train.jsonl", "manifest.json"):
         (folder / name).unlink()
         assert made(source, folder, 1, rule=changed)
+    written(Path(source), [*in_splits(random_rows()), NEW_ROW])
+    assert made(source, folder, 1, rule=changed)
 
 
-def test_own_data_are_built_again_when_a_file_of_theirs_changes(tmp_path: Path) -> None:
-    file, folder = own(tmp_path), tmp_path / "set"
+def test_a_folder_s_data_are_built_again_when_one_of_its_files_changes(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
     folder.mkdir()
     for number, split in enumerate(SPLITS):
         written(folder / f"{split}.jsonl", random_rows()[16 * number : 16 * number + 16])
-
-    def change(number: int) -> Path:
-        if number == 0:
-            return Path(written(Path(file), [*in_splits(random_rows()), NEW_ROW]))
-        if number == 1:
-            return Path(written(folder / "train.jsonl", random_rows()[:14]))
-        return (folder / "validation.jsonl").rename(folder / "val.jsonl")
-
-    for source, changes in ((file, [0]), (f"hub:{folder}", [1, 2])):
-        assert made(source, tmp_path / "out")
-        for number in changes:
-            assert not made(source, tmp_path / "out")
-            change(number)
-            assert made(source, tmp_path / "out")
+    assert made(f"hub:{folder}", tmp_path / "out")
+    assert not made(f"hub:{folder}", tmp_path / "out")
+    written(folder / "train.jsonl", random_rows()[:14])
+    assert made(f"hub:{folder}", tmp_path / "out")
+    (folder / "validation.jsonl").rename(folder / "val.jsonl")  # a name may say the split
+    assert made(f"hub:{folder}", tmp_path / "out")
 
 
 def test_an_interrupted_build_leaves_the_old_data_or_none(
@@ -159,24 +138,18 @@ def test_an_interrupted_build_leaves_the_old_data_or_none(
 ) -> None:
     source, folder = own(tmp_path), tmp_path / "out"
     made(source, folder)
-    splits_written = iter(range(2))
+    write, rename = write_examples, Path.replace
 
     def writing(path: Path, examples: list[Example]) -> str:
-        if next(splits_written, None) is None:
-            interrupt()
-        return write_examples(path, examples)
+        return interrupt() if "test" in path.name else write(path, examples)
+
+    def renaming(path: Path, target: Path) -> Path:
+        return interrupt() if target == folder / "validation.jsonl" else rename(path, target)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(command, "write_examples", writing)
         made(source, folder, 1)
     assert not made(source, folder)
-    rename = Path.replace
-
-    def renaming(path: Path, target: Path) -> Path:
-        if target == folder / "validation.jsonl":
-            interrupt()
-        return rename(path, target)
-
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Path, "replace", renaming)
         made(source, folder, 1)
@@ -185,7 +158,9 @@ def test_an_interrupted_build_leaves_the_old_data_or_none(
     assert made(source, folder)
 
 
-def test_bad_rows_stop_a_build_and_leave_what_was_there(tmp_path: Path) -> None:
+def test_bad_rows_stop_a_build_and_leave_what_was_there_unless_they_are_cleaned(
+    tmp_path: Path,
+) -> None:
     folder, source = tmp_path / "out", own(tmp_path, planted=True)
     with pytest.raises(GuardError, match="near duplicates across splits"):
         made(source, folder)
@@ -194,32 +169,25 @@ def test_bad_rows_stop_a_build_and_leave_what_was_there(tmp_path: Path) -> None:
     with pytest.raises(GuardError, match="near duplicates across splits"):
         made(source, folder)
     assert not made(GENERATOR, folder)
+    made(source, folder, splitting="clean")
+    described = manifest.load(folder)
+    assert described["dropped"] == 1
+    shown = manifest.table("medical_advice", described)
+    assert "  1 rows dropped: their group or nearly their text is in a later split" in shown
+    told = "  few rows: on 16 test rows an accuracy is uncertain by up to 24 points either way"
+    assert told in shown
 
 
 def test_own_rows_that_are_too_few_for_the_rule_s_rate_are_refused(tmp_path: Path) -> None:
-    """As training would. Of generated rows there are as many as the command says."""
+    """As training would. Beside generated rows there are more of them."""
     source, folder, allowed = own(tmp_path), tmp_path / "out", 8
     low = RULE.model_copy(update={"max_fpr": 0.9 / allowed})
     told = r"own\.jsonl: too few allowed.*8 rows.*Have at least 9.*leave it out"
     with pytest.raises(GuardError, match=told):
         made(source, folder, rule=low)
     assert not folder.exists()
-    made(f"generator+{source}", folder, rule=low)  # beside 4 generated ones
-    too_low = RULE.model_copy(update={"max_fpr": 0.9 / (allowed + 4)})
-    with pytest.raises(GuardError, match=f"too few allowed.*{allowed + 4} rows"):
-        made(f"generator+{source}", folder, rule=too_low)
-    made(GENERATOR, folder, rule=too_low)
+    made(f"generator+{source}", folder, rule=low)
     made(source, folder, rule=RULE.model_copy(update={"max_fpr": 1 / allowed}))
-
-
-def test_what_cleaning_drops_is_counted_in_the_manifest_and_shown(tmp_path: Path) -> None:
-    made(own(tmp_path, planted=True), tmp_path / "out", splitting="clean")
-    described = manifest.load(tmp_path / "out")
-    assert described["dropped"] == 1
-    shown = manifest.table("medical_advice", described)
-    assert "  1 rows dropped: their group or nearly their text is in a later split" in shown
-    told = "  few rows: on 16 test rows an accuracy is uncertain by up to 24 points either way"
-    assert told in shown
 
 
 def test_a_rule_without_phrases_leaves_generated_data_current(tmp_path: Path, rules: Path) -> None:
@@ -238,13 +206,7 @@ def test_data_sets_depend_on_the_code_of_the_stage(
 ) -> None:
     names = {str(path.relative_to(ROOT)) for path in code_files()}
     assert {"data/build.py", "data/generator/writer.py", "data/debate/prompts.py"} <= names
-    how_rows_are_read = (
-        "conversation/chat",
-        "conversation/row",
-        "prompt/text",
-        "files/strict_json",
-    )
-    assert {f"guard/{name}.py" for name in how_rows_are_read} <= names
+    assert {"guard/conversation/row.py", "guard/prompt/text.py"} <= names
     assert {name.partition("/")[0] for name in names} == {"data", "guard"}
     source, folder = own(tmp_path), tmp_path / "out"
     assert made(source, folder)
@@ -294,33 +256,32 @@ def test_own_data_stay_until_others_are_named(
     assert "the source was" not in run("--force")
     assert built_from(tmp_path, rule) == (source, "new")
     file = rules / f"{rule}.yaml"
-    file.write_text(file.read_text() + f"data: {source}.csv\n")
+    text = file.read_text()
+    file.write_text(f"{text}data: {source}.csv\n")
     assert f"{source}.csv: no such file" in run(fails=True)
     rows = "".join(f"row {number} {'yes' * number},{number % 2}\n" for number in range(40))
     Path(f"{source}.csv").write_text("text,label\n" + rows)
     told = f"{rule}: the source was {source} and is now {source}.csv, as `data:` in its rule file"
     assert told in run()
-
-
-def test_generated_data_come_back_when_asked_for(tmp_path: Path, run: Run, rules: Path) -> None:
-    file = rules / "pii_leak.yaml"
-    for say in ("command", "rule's file"):
-        run("--data", own(tmp_path), "--splits", "new")
-        if say == "command":
-            run(*FEW, "--data", GENERATOR)
-        else:
-            file.write_text(file.read_text() + f"data: {GENERATOR}\n")
-            run(*FEW)
-        assert built_from(tmp_path) == (GENERATOR, "keep")
-
-
-def test_what_a_rule_still_has_to_say_is_always_told(tmp_path: Path, run: Run, rules: Path) -> None:
-    source, path = own(tmp_path), rules / "quiet.yaml"
-    assert "EDIT" not in run("--data", source, rule="quiet")
+    # What a rule still has to say is always told.
     policy = re.compile(r"^policy:.*?(?=^\w)", re.MULTILINE | re.DOTALL)
-    path.write_text(policy.sub("policy: 'EDIT: what is forbidden'\n", path.read_text()))
+    file.write_text(policy.sub("policy: 'EDIT: what is forbidden'\n", text))
     for _ in range(2):
-        assert f"{path} still says EDIT:" in run("--data", source, rule="quiet")
+        assert f"{file} still says EDIT:" in run("--data", source)
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_generated_data_come_back_when_asked_for(
+    tmp_path: Path, run: Run, rules: Path, in_file: bool
+) -> None:
+    run("--data", own(tmp_path), "--splits", "new")
+    if in_file:
+        with (rules / "pii_leak.yaml").open("a") as file:
+            file.write(f"data: {GENERATOR}\n")
+        run(*FEW)
+    else:
+        run(*FEW, "--data", GENERATOR)
+    assert built_from(tmp_path) == (GENERATOR, "keep")
 
 
 def test_one_rules_error_leaves_the_others_alone(tmp_path: Path, run: Run, rules: Path) -> None:
@@ -369,12 +330,10 @@ def test_a_hub_data_set_is_read_once(
     [
         ("pii_leek", (), "Did you mean 'pii_leak'"),
         ("all", ("--data", "own.jsonl"), "--data is the data of one rule"),
-        ("pii_leak", ("--data", "nowhere.csv"), "no such file"),
         ("pii_leak", ("--train", "7"), "multiple of 4"),
         ("pii_leak", ("--data", "rows.jsonl", "--train", "400"), "--train and --validation and"),
         ("pii_leak", ("--data", "lmm"), "Known: generator, llm, FILE, generator+FILE, hub:ORG"),
         ("pii_leak", ("--data", "llm", "--splits", "clean"), "--splits is for rows of your own"),
-        ("pii_leak", ("--splits", "clean"), "--splits is for rows of your own"),
     ],
 )
 def test_a_wrong_command_line_ends_in_one_line(

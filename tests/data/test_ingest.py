@@ -1,5 +1,3 @@
-import csv
-import gzip
 import json
 import re
 from pathlib import Path
@@ -54,52 +52,19 @@ def _in_two() -> list[dict[str, Any]]:
 
 
 def _jsonl(tmp_path: Path, rows: list[Any], name: str = "own.jsonl") -> str:
-    text = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
-    path = tmp_path / name
-    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
-    return str(path)
+    """The path of a file of the rows, in JSON unless they are text."""
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    return str(tmp_path / name)
 
 
-def _csv(tmp_path: Path, rows: list[dict[str, Any]]) -> str:
-    path = tmp_path / "own.csv"
-    # As a spreadsheet program saves it.
-    with path.open("w", newline="", encoding="utf-8-sig") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return str(path)
-
-
-@pytest.mark.parametrize("name", ["own.jsonl", "own.jsonl.gz"])
-def test_json_lines_are_split_with_both_labels_everywhere(tmp_path: Path, name: str) -> None:
-    examples = _ingest(_jsonl(tmp_path, _rows(), name)).examples
+def test_json_lines_are_split_with_both_labels_everywhere(tmp_path: Path) -> None:
+    examples = _examples(tmp_path, _rows())
     assert len(examples) == 60
     assert {(example.split, example.label) for example in examples} == EVERYWHERE
-    assert {example.meta["stratum"] for example in examples} == {"real"}
-    assert {example.rule for example in examples} == {"medical_advice"}
-
-
-def test_csv_reads_like_json_lines(tmp_path: Path) -> None:
-    rows = []
-    for n in range(60):
-        prompt = f"is it, well,\n{_text(n)}?"
-        row = {"prompt": prompt, "response": _text(n + 1), "label": ("yes", "no")[n % 2]}
-        rows.append(row | {"group": f"g{n // 2}"})
-    examples = _ingest(_csv(tmp_path, rows)).examples
-    assert len(examples) == 60
-    first = next(example for example in examples if example.id.endswith(":2"))
-    question, answer = Message("user", rows[0]["prompt"]), Message("assistant", _text(1))
-    assert (first.messages, first.label) == ((question, answer), 1)
-
-
-def test_messages_in_a_csv_cell_are_json_and_a_cell_may_be_long(tmp_path: Path) -> None:
-    rows = []
-    for n in range(60):
-        messages = [{"role": "tool", "content": _text(n) + " long" * (n // 59 * 40_000)}]
-        rows.append({"messages": json.dumps(messages), "label": n % 2})
-    turns = [example.messages[0] for example in _ingest(_csv(tmp_path, rows)).examples]
-    assert {turn.role for turn in turns} == {"tool"}
-    assert max(len(turn.content) for turn in turns) > 200_000
+    assert {(example.rule, example.meta["stratum"]) for example in examples} == {
+        ("medical_advice", "real")
+    }
 
 
 def test_a_data_set_folder_reads_like_a_hub_data_set(tmp_path: Path) -> None:
@@ -113,49 +78,47 @@ def test_a_data_set_folder_reads_like_a_hub_data_set(tmp_path: Path) -> None:
     _refused(f"hub:{tmp_path / 'nothing'}", "cannot load the data set")
 
 
-def _labelled(tmp_path: Path, names: list[str], indices: tuple[int, int]) -> str:
-    features = Features({"text": Value("string"), "label": ClassLabel(names=names)})
-    labels = [indices[number % 2] for number in range(60)]
-    rows = {"text": [_text(number) for number in range(60)], "label": labels}
-    (tmp_path / "set").mkdir()
-    Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "set" / "train.parquet")
-    return f"hub:{tmp_path / 'set'}"
-
-
-NAMES = [(["no", "yes"], 1), (["Violation", "allowed"], 0), (["1", "0"], 0)]
-
-
-@pytest.mark.parametrize(("names", "violating"), NAMES)
-def test_a_class_label_means_its_name(tmp_path: Path, names: list[str], violating: int) -> None:
-    examples = _ingest(_labelled(tmp_path, names, (violating, 1 - violating))).examples
-    labels = {example.messages[0].content: example.label for example in examples}
-    assert labels == {_text(number): 1 - number % 2 for number in range(60)}
-
-
 @pytest.mark.parametrize(
-    ("names", "indices", "message"),
+    ("names", "indices", "refusal"),
     [
+        (["no", "yes"], (0, 1), None),
+        (["Violation", "allowed"], (1, 0), None),
         (["harmful", "harmless"], (0, 1), "'harmful': use 1, true, yes, violates, violation for"),
-        (["unsafe", "safe"], (1, 0), "'safe'"),
-        (["violation", "ok"], (0, 1), "'ok'"),
         (["no", "yes"], (0, -1), "-1"),
     ],
 )
-def test_a_class_label_of_another_name_is_refused(
-    tmp_path: Path, names: list[str], indices: tuple[int, int], message: str
+def test_a_class_label_means_its_name_and_another_name_is_refused(
+    tmp_path: Path, names: list[str], indices: tuple[int, int], refusal: str | None
 ) -> None:
-    _refused(_labelled(tmp_path, names, indices), f"unknown label {message}")
+    """`indices`: of a row that is allowed, and of one that violates."""
+    features = Features({"text": Value("string"), "label": ClassLabel(names=names)})
+    texts = [_text(number) for number in range(60)]
+    rows = {"text": texts, "label": [indices[number % 2] for number in range(60)]}
+    (tmp_path / "set").mkdir()
+    Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "set" / "train.parquet")
+    if refusal is not None:
+        _refused(f"hub:{tmp_path / 'set'}", f"unknown label {refusal}")
+        return
+    examples = _ingest(f"hub:{tmp_path / 'set'}").examples
+    labels = {example.messages[0].content: example.label for example in examples}
+    assert labels == {text: number % 2 for number, text in enumerate(texts)}
 
 
-def test_null_is_a_field_that_is_not_there(tmp_path: Path) -> None:
+def test_null_is_a_field_that_is_not_there_and_an_empty_group_is_none(tmp_path: Path) -> None:
     plain = _examples(tmp_path, _rows())
     names = ("id", "split", "group", "source")
-    nothing: dict[str, Any] = dict.fromkeys((*names, "rule", "messages", "prompt"))
-    assert _examples(tmp_path, _rows(**nothing, meta={"group": None, "note": None})) == plain
-    assert _examples(tmp_path, _rows(meta=None)) == plain
-    empty: dict[str, Any] = dict.fromkeys(names, "")
-    assert _examples(tmp_path, _rows(**empty)) == plain
-    assert _examples(tmp_path, _rows(split="unsplit")) == plain
+    absent: list[dict[str, Any]] = [
+        dict.fromkeys((*names, "rule", "messages", "prompt", "meta")),
+        dict.fromkeys(names, ""),
+        {"split": "unsplit"},
+        {"group": " "},
+    ]
+    for fields in absent:
+        assert _examples(tmp_path, _rows(**fields)) == plain
+    of_empty_group = _examples(tmp_path, _rows(meta={"group": "", "note": None}))
+    assert len({example.group for example in of_empty_group}) == len(plain)
+    zero = _examples(tmp_path, [*_rows(), {**_rows()[0], "text": "z", "group": 0}])
+    assert zero[-1].group == "0"
     _refused(_jsonl(tmp_path, [{"text": "a", "label": None}]), "no label: use")
 
 
@@ -174,7 +137,7 @@ def test_labels_are_read_in_every_usual_spelling(tmp_path: Path) -> None:
     ]
 
 
-def test_given_splits_and_groups_are_kept(tmp_path: Path) -> None:
+def test_given_splits_and_groups_are_kept_unless_they_are_assigned_anew(tmp_path: Path) -> None:
     rows = _rows(30)
     for number, row in enumerate(rows):
         row["split"] = ("training", "dev", "test")[number // 10]
@@ -183,23 +146,19 @@ def test_given_splits_and_groups_are_kept(tmp_path: Path) -> None:
     assert [example.split for example in examples] == IN_THIRDS
     assert examples[3].group == "g1"
     assert examples[3].meta == {"group": "g1", "note": "n", "stratum": "real"}
-
-
-@pytest.mark.parametrize("splitting", ["keep", "clean"])
-def test_near_duplicates_of_a_split_are_one_group(tmp_path: Path, splitting: Splitting) -> None:
-    rows = [row | {"group": f"g{number}"} for number, row in enumerate(_in_thirds())]
-    rows[22]["text"] = rows[20]["text"].upper()
-    examples = _examples(tmp_path, rows, splitting)
-    assert examples[22].group == examples[20].group == "g20"
-    assert len({example.group for example in examples}) == 29
-
-
-def test_splits_are_assigned_anew_and_a_missing_validation_split_is_carved(tmp_path: Path) -> None:
     examples = _examples(tmp_path, _rows(60, split="test"), "new")
     assert {(example.split, example.label) for example in examples} == EVERYWHERE
-    examples = _examples(tmp_path, _in_two())
+    examples = _examples(tmp_path, _in_two())  # a missing validation split is carved
     assert sum(example.split == "test" for example in examples) == 20
     assert 4 <= sum(example.split == "validation" for example in examples) <= 12
+
+
+def test_near_duplicates_of_a_split_are_one_group(tmp_path: Path) -> None:
+    rows = [row | {"group": f"g{number}"} for number, row in enumerate(_in_thirds())]
+    rows[22]["text"] = rows[20]["text"].upper()
+    examples = _examples(tmp_path, rows)
+    assert examples[22].group == examples[20].group == "g20"
+    assert len({example.group for example in examples}) == 29
 
 
 def test_a_group_that_straddles_splits_is_found_although_its_row_has_a_twin(tmp_path: Path) -> None:
@@ -237,33 +196,15 @@ BAD = [
         {"label": 1, "body": "a"},
         "no conversation (got label, body). A row needs messages, or prompt and response, or text",
     ),
-    (_bad(text=5), "text must be text"),
-    (_bad(text="  "), "the conversation is empty"),
-    (_bad(text="\u200b\u200b"), "the conversation is empty"),  # nobody sees these
-    (_bad(text="\u200d"), "the conversation is empty"),
-    (_bad(text=" \u2060 "), "the conversation is empty"),
-    (_bad(text=""), "the conversation is empty"),
-    (_bad(text=None), "not null and not empty"),
-    ({"prompt": "a", "label": 1}, "prompt and response must both be there"),
-    (_turns(), "messages must be a non-empty list"),
-    (
-        _turns({"role": "bot", "content": "a"}),
-        "turn 0 must be {role, content} as OpenAI has it: role: Input should be",
-    ),
-    (_turns({"role": "user"}), "the conversation is empty"),
+    (_bad(text=" \u200b\u2060"), "the conversation is empty"),  # nobody sees these
     (
         _turns({"role": "user", "content": [{"type": "image_url"}]}),
         "message 0 has an image, which no rule can read",
     ),
-    (_turns({"role": "user", "content": "a"}, tools={"a": 1}), "tools must be"),
-    ({"messages": "[{", "label": 1}, "messages must be JSON"),
     (_bad(split="holdout"), "unknown split 'holdout': use train"),
     (_bad(meta=[1]), "meta must be an object"),
     (_bad(id="a\ud83d"), HALF),
-    (_bad(group="\ud83d"), HALF),
-    (_bad(source="\ud83d"), HALF),
     (_bad(meta={"note": "\ud83d"}), HALF),
-    (_bad(meta={"\ud83d": 1}), HALF),
     (_bad(text="\ud83d"), "the content is not Unicode text"),
     (
         '{"text": "a", "label": ' + "1" * 5000 + "}",
@@ -281,66 +222,65 @@ def test_a_bad_row_is_named_by_line_with_the_remedy(tmp_path: Path, row: Any, me
     _refused(source, re.escape(f"{source}:6: ") + ".*" + re.escape(message))
 
 
-# How deep is too deep to write differs between Pythons.
-@pytest.mark.parametrize("depth", [100, 600, 990])
-def test_a_nested_row_is_taken_or_named_without_a_traceback(tmp_path: Path, depth: int) -> None:
-    nested = '{"text": "a", "label": 1, "meta": ' + '{"a":' * depth + "1" + "}" * (depth + 1)
+def test_a_nested_row_is_taken_or_named_without_a_traceback(tmp_path: Path) -> None:
+    """How deep is too deep to write differs between Pythons."""
+    nested = '{"text": "a", "label": 1, "meta": ' + '{"a":' * 990 + "1" + "}" * 991
     source = _jsonl(tmp_path, [*_rows(), nested])
     try:
         assert len(_ingest(source).examples) == 61
     except GuardError as error:
-        assert depth > 100
         assert f"{source}:61: " in str(error) and "nested too deeply" in str(error)
 
 
-def test_a_problem_of_many_rows_is_said_once_with_the_first_places(tmp_path: Path) -> None:
-    source = _jsonl(tmp_path, [*_rows(3), *({"text": "a"} for _ in range(25))])
-    with pytest.raises(GuardError) as caught:
-        _ingest(source)
-    message = str(caught.value)
-    assert "25 bad rows" in message and message.count("no label") == 1
-    assert f"{source}:4: no label" in message
-    assert f"(24 more like it: {source}:5, {source}:6, {source}:7, …)" in message
-
-
-def test_a_quote_makes_no_other_problem_and_of_many_twenty_are_named(tmp_path: Path) -> None:
-    for rows in (
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"text": "a"}] * 30,
         [{"text": "a", "label": f"bad{number}"} for number in range(30)],
         [_turns({"role": "bot", "content": f"'{number}"}) for number in range(30)],
         ['{"text": ' * (number + 1) for number in range(30)],
-    ):
-        source = _jsonl(tmp_path, rows)
-        _refused(source, r"own.jsonl:1: .*\(29 more like it: .*own.jsonl:4, …\)")
+    ],
+    ids=["no label", "bad label", "bad role", "no JSON"],
+)
+def test_a_problem_of_many_rows_is_said_once_with_the_first_places(
+    tmp_path: Path, rows: list[Any]
+) -> None:
+    source = _jsonl(tmp_path, [*_rows(3), *rows])
+    with pytest.raises(GuardError) as caught:
+        _ingest(source)
+    message = str(caught.value)
+    assert "30 bad rows" in message and message.count("more like it") == 1
+    assert f"{source}:4: " in message
+    assert f"(29 more like it: {source}:5, {source}:6, {source}:7, …)" in message
+
+
+def test_of_many_problems_twenty_are_named() -> None:
     words = [chr(97 + number) * 3 for number in range(25)]
     of_kinds = [SourceRow(f"row {word}", {}, f"the problem {word}") for word in words]
     with pytest.raises(GuardError, match="row ttt: the problem ttt\n  and 5 other problems"):
         ingest(of_kinds, "rows", RULE, 0)
 
 
-UNKNOWN = "unknown label 'maybe'"
-EMPTY = "no rows: the source is empty, or has a header alone"
+@pytest.mark.parametrize("text", ["", "\n", "text,label\n"])
+def test_a_file_without_rows_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "own.csv").write_text(text)
+    _refused(tmp_path / "own.csv", "no rows: the source is empty, or has a header alone")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        *((text, EMPTY) for text in ("", "\n", "text,label\n")),
-        (
-            'text,label\n"two\nlines",1\nfine,maybe\na,0,extra\n',
-            f"(?s)own.csv:4: {UNKNOWN}.*own.csv:5: more cells than columns",
-        ),
-        ("text,label\nfine one,1\n\n\nother,maybe\n", f"1 bad rows:\n.*own.csv:5: {UNKNOWN}"),
-        ("\n\ntext,label\nfine one,1\nother,maybe\n", f"1 bad rows:\n.*own.csv:5: {UNKNOWN}"),
-        ('text,label\n"a\nb",1\n\n"a\nc",maybe\n', f"1 bad rows:\n.*own.csv:5: {UNKNOWN}"),
-        ("text,label\r\nfine one,1\r\n\r\na,maybe\r\n", f"1 bad rows:\n.*own.csv:4: {UNKNOWN}"),
-        # A quote that is never closed.
-        ('text,label\nfine,1\n"open,1\nmore,0\n', r"own.csv:3: not valid CSV .*check the quotes"),
-        ("text,label, label\na,1,0\n", "columns of one name.*label"),
-    ],
-)
-def test_a_bad_csv_file_is_refused_by_line(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "own.csv").write_bytes(text.encode())
-    _refused(tmp_path / "own.csv", message)
+def test_csv_of_a_spreadsheet_is_read_and_a_bad_row_named_by_line(tmp_path: Path) -> None:
+    rows = [
+        f'"is it, well,\r\n{_text(n)}?",{_text(n + 1)},{("yes", "no")[n % 2]}' for n in range(60)
+    ]
+    path = tmp_path / "own.csv"
+    path.write_text("\r\n".join(["prompt,response,label", *rows]), "utf-8-sig", newline="")
+    first = next(row for row in _ingest(str(path)).examples if row.id == f"{path}:2")
+    assert [turn.role for turn in first.messages] == ["user", "assistant"]
+    assert (first.messages[1].content, first.label) == (_text(1), 1)
+    path.write_text('text,label\n"two\nlines",1\n\nfine,maybe\na,0,extra\n')
+    told = (
+        "2 bad rows(?s:.)*own.csv:5: unknown label 'maybe'(?s:.)*own.csv:6: more cells than columns"
+    )
+    _refused(path, told)
 
 
 FOUR = "4 rows in 4 groups; near duplicates are one group). Each split needs 2 rows of either label"
@@ -367,40 +307,28 @@ def test_a_source_without_enough_rows_is_refused(
         _refused(_jsonl(tmp_path, rows), re.escape(f"{FOUR}: add some in groups of"), "new")
 
 
-@pytest.mark.parametrize("splits", [("train", "train"), ("train", "test")])
-def test_a_conversation_with_both_labels_is_a_bad_row(
-    tmp_path: Path, splits: tuple[str, str]
-) -> None:
+@pytest.mark.parametrize("splitting", ["keep", "clean", "new"])
+def test_a_conversation_with_both_labels_is_a_bad_row(tmp_path: Path, splitting: Splitting) -> None:
     rows = _in_thirds()
-    rows[2] |= {"text": "the same", "label": 0, "split": splits[0]}
-    rows[25] |= {"text": "the same", "label": 1, "split": splits[1]}
-    source = _jsonl(tmp_path, rows)
+    rows[2] |= {"text": "the same", "label": 0}
+    rows[25] |= {"text": "the same", "label": 1}
     told = r"own.jsonl:26: label 1, but the same conversation has label 0 in .*own.jsonl:3\. Corr"
-    for splitting in ("keep", "clean", "new"):
-        _refused(source, told, splitting)  # type: ignore[arg-type]
+    _refused(_jsonl(tmp_path, rows), told, splitting)
+    # The same words of another speaker are another conversation.
+    del rows[25]["text"]
+    rows[25]["messages"] = [{"role": "user", "content": "the same"}]
+    assert len(_examples(tmp_path, rows, splitting)) == (29 if splitting == "clean" else 30)
 
 
-def test_the_same_words_of_another_speaker_are_another_conversation(tmp_path: Path) -> None:
-    rows = [{**row, "message": "a note", "rules": ["x"], "texts": 2} for row in _rows()]
-    for role, label in (("user", 0), ("assistant", 1)):
-        rows.append({"messages": [{"role": role, "content": "take two"}], "label": label})
-    assert len(_examples(tmp_path, rows)) == 62
-
-
-@pytest.mark.parametrize("name", ["Split", "groups", "GROUP", "ids"])
-def test_a_misspelt_field_is_no_field_that_is_left_out(tmp_path: Path, name: str) -> None:
-    known = {"ids": "id"}.get(name, name.lower().removesuffix("s"))
+@pytest.mark.parametrize(
+    ("name", "known"), [("Split", "split"), ("groups", "group"), ("GROUP", "group"), ("ids", "id")]
+)
+def test_a_misspelt_field_is_no_field_that_is_left_out(
+    tmp_path: Path, name: str, known: str
+) -> None:
     rows = [{**row, name: "x"} for row in _rows()]
     told = f"own.jsonl:1: unknown field '{name}': write '{known}'"
     _refused(_jsonl(tmp_path, rows), told)
-    both = [{**row, known: f"x{number}"} for number, row in enumerate(rows)]
-    if known != "split":
+    if known != "split":  # beside the field itself it is another one
+        both = [{**row, known: f"x{number}"} for number, row in enumerate(rows)]
         assert len(_examples(tmp_path, both)) == len(both)
-
-
-def test_a_group_that_says_nothing_is_none(tmp_path: Path) -> None:
-    for empty in ({"meta": {"group": ""}}, {"group": " "}, {"group": ""}):
-        examples = _examples(tmp_path, _rows(**empty))
-        assert len({example.group for example in examples}) == len(examples)
-    zero = _examples(tmp_path, [*_rows(), {**_rows()[0], "text": "z", "group": 0}])
-    assert zero[-1].group == "0"

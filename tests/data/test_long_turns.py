@@ -104,9 +104,3 @@ def test_a_generated_row_s_act_decides_and_nothing_in_a_row_of_nobody_judged() -
     written = written_row(generated, "end", 3_000, rows())
     assert written is not None
     assert len(written.messages[1].content) > 2_900 and written.messages[3].content == "Welcome."
-
-
-def test_shipped_rules_whose_books_keep_to_their_domains_say_so() -> None:
-    confined: list[Rule] = [load_rule(name) for name in ("groundedness", "off_topic", "repetition")]
-    assert all(rule.depends_on_context for rule in confined)
-    assert not RULE.depends_on_context

@@ -13,8 +13,9 @@ from guard.endpoint import Endpoint
 from guard.errors import GuardError
 from guard.home import ROOT
 from guard.recipe import load_recipe
-from guard.rule import RULES, Judged, load_rule
+from guard.rule import Judged, load_rule
 from tests.data.llm_server import Server
+from tests.llm_endpoint import Reply
 
 LONG = "never " + "very " * 24 + "often lie abou"  # 140 characters
 SENTENCE = "never promise a delivery date"
@@ -39,30 +40,44 @@ def test_a_sentence_becomes_a_rule(tmp_path: Path, policy: str, judged: Judged, 
     assert "EDIT" in path.read_text()
 
 
-def test_an_endpoint_drafts_the_whole_file(server: Server, tmp_path: Path) -> None:
-    drafted = {
-        "title": "The assistant must not name a delivery date.",
-        "policy": "No day: or hour.",
-        "terms": ["Day: # a date"],
-        "violates": ["It says 'Friday'."],
-        "allows": ["It quotes: the carrier."],
-        "examples": [{"text": "User: When? Assistant: Friday.", "violates": True}],
-    }
+DRAFT = {
+    "title": "The assistant must not name a delivery date.",
+    "policy": "No day: or hour.",
+    "terms": ["Day: # a date"],
+    "violates": ["It says 'Friday'."],
+    "allows": ["It quotes: the carrier."],
+    "examples": [{"text": "User: When? Assistant: Friday.", "violates": True}],
+}
 
-    def draft(name: str) -> Path:
-        return new_rule(name, SENTENCE, "assistant", tmp_path, Endpoint(server.url, "toy"))
 
-    server.reply = lambda *_: "Sure:\n" + json.dumps(drafted)  # type: ignore[method-assign]
-    draft("delivery_date")
+@pytest.mark.parametrize("before", ["Sure:\n```json\n", "<think>{}</think> ", "a {brace}, then "])
+def test_an_endpoint_drafts_the_whole_file(server: Server, tmp_path: Path, before: str) -> None:
+    """By the first object of its answer, whatever stands around it."""
+    answer = f"{before}{json.dumps(DRAFT)} and {{}}"
+    server.reply = lambda *_: answer  # type: ignore[method-assign]
+    new_rule("delivery_date", SENTENCE, "assistant", tmp_path, Endpoint(server.url, "toy"))
     rule = load_rule("delivery_date", tmp_path)
-    assert rule.model_dump(mode="json").items() >= (drafted | {"policy": rule.policy}).items()
-    assert rule.policy.strip() == drafted["policy"]
-    server.reply = lambda *_: "I would rather not."  # type: ignore[method-assign]
-    with pytest.raises(GuardError, match=r"wrote no rule.*rather not"):
-        draft("other")
-    server.change = lambda *_: (400, '{"error": "flagged"}')
-    with pytest.raises(GuardError, match=r"wrote no rule: refused.*flagged"):
-        draft("other")
+    assert rule.model_dump(mode="json").items() >= (DRAFT | {"policy": rule.policy}).items()
+    assert rule.policy.strip() == DRAFT["policy"]
+
+
+@pytest.mark.parametrize(
+    ("status", "reply", "told"),
+    [
+        (200, "I would rather not.", "wrote no rule.*rather not"),
+        (200, '{"title": 1}', "wrote no rule"),
+        (200, "<think>so", "wrote no rule"),
+        (400, "flagged", "wrote no rule: refused.*flagged"),
+    ],
+)
+def test_an_endpoint_that_drafts_nothing_leaves_no_file(
+    server: Server, tmp_path: Path, status: int, reply: str, told: str
+) -> None:
+    server.reply = lambda *_: reply  # type: ignore[method-assign]
+    server.change = lambda kind, text: Reply(text, status)
+    with pytest.raises(GuardError, match=told):
+        new_rule("other", SENTENCE, "assistant", tmp_path, Endpoint(server.url, "toy"))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -86,13 +101,7 @@ def test_what_cannot_be_a_rule_is_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
 
 
-def test_the_guide_shows_the_file_as_it_is_written(tmp_path: Path) -> None:
-    written = new_rule("delivery_date", SENTENCE, "assistant", tmp_path)
-    guide = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
-    assert f"```yaml\n{written.read_text(encoding='utf-8')}```\n" in guide
-
-
-def test_the_command_names_what_comes_next_on_a_base_that_guards(
+def test_the_command_writes_what_the_guide_shows_and_names_what_comes_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "RULES", tmp_path)
@@ -100,13 +109,13 @@ def test_the_command_names_what_comes_next_on_a_base_that_guards(
     argv = ["new_rule", "--name", "delivery_date", "--policy", SENTENCE]
     monkeypatch.setattr("sys.argv", argv)
     command.main()
-    printed = capsys.readouterr().out
-    assert f"written: {tmp_path / 'delivery_date.yaml'}\n" in printed
+    printed, path = capsys.readouterr().out, tmp_path / "delivery_date.yaml"
+    assert f"written: {path}\n" in printed
     for steps in ("train eval", "up"):
         assert f"  make {steps} RULE=delivery_date MODEL=minilm METHOD=head\n" in printed
     assert "head" in load_recipe("minilm").methods
-    monkeypatch.setattr(command, "RULES", RULES)
-    monkeypatch.setattr("sys.argv", ["new_rule", "--name", "toxicity", "--policy", SENTENCE])
+    guide = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
+    assert f"```yaml\n{path.read_text(encoding='utf-8')}```\n" in guide
     with pytest.raises(SystemExit) as ended:
         command.main()
     assert (ended.value.code, "already" in capsys.readouterr().err) == (2, True)

@@ -1,5 +1,6 @@
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +36,13 @@ def _built(source: str, folder: Path) -> bool:
 
 
 def test_a_source_is_named_by_its_key_by_its_prefix_or_as_a_file(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
     names = {
         "generator": GENERATOR,
         "llm": LLM,
         "hub:some/set:english": HUB,
-        "generator+rows.jsonl": GENERATOR_AND,
         "generator+hub:some/set": GENERATOR_AND,
-        "rows.jsonl": FILE,
         "../there/rows.csv.gz": FILE,
-        str(tmp_path / "folder"): FILE,
+        str(tmp_path): FILE,
     }
     for name, key in names.items():
         assert source_named(name) is SOURCES[key], name
@@ -57,18 +55,6 @@ def test_an_unknown_source_is_refused_with_those_there_are(name: str) -> None:
     for source in SOURCES.values():
         assert source.shape in str(refused.value)
     assert ("Did you mean 'llm'" in str(refused.value)) == (name == "lmm")
-
-
-def test_only_what_is_read_from_files_here_depends_on_files(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.touch()
-    assert source_named(str(path)).files(str(path)) == [path]
-    assert source_named("hub:some/set").files("hub:some/set") == []
-    assert source_named("llm").files is no_files
-    phrases = source_named("generator").files("generator")
-    assert {"background.yaml", "medical_advice.yaml"} <= {file.name for file in phrases}
-    both = f"generator+{path}"
-    assert source_named(both).files(both) == [*phrases, path]
 
 
 def _numbered(name: str) -> Iterator[SourceRow]:
@@ -88,8 +74,7 @@ def test_a_function_makes_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert load(tmp_path)["source"] == "numbered:80"
     assert read_examples(tmp_path / "test.jsonl")[0].id.startswith("numbered:80:")
     gone = tmp_path / "gone.jsonl"
-    row = DataSource("numbered:N", "N rows", labelled_rows(_numbered), lambda _: [gone])
-    monkeypatch.setitem(SOURCES, "numbered:", row)
+    monkeypatch.setitem(SOURCES, "numbered:", replace(row, files=lambda _: [gone]))
     with pytest.raises(GuardError, match=rf"{gone}: no such file.*numbered:N in SOURCES"):
         _built("numbered:60", tmp_path / "out")
 
@@ -117,32 +102,24 @@ def _examples(folder: Path) -> list[Example]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("splits", [(), ("train", "test")])
 def test_own_rows_are_split_by_themselves_beside_generated_ones(
-    tmp_path: Path, alone: list[Example]
+    tmp_path: Path, alone: list[Example], splits: tuple[str, ...]
 ) -> None:
-    rows = _both(tmp_path, random_rows(100))
-    own = [row for row in rows if not row.is_generated]
-    assert [row for row in rows if row.is_generated] == alone
+    rows = random_rows(100)
+    for number, row in enumerate(rows if splits else []):
+        row |= {"split": splits[number // 80], "source": GENERATOR}  # whatever they say of it
+    examples = _both(tmp_path, rows)
+    own = [row for row in examples if not row.is_generated]
+    assert [row for row in examples if row.is_generated] == alone
     assert Counter(row.split for row in own) == {"train": 50, "validation": 30, "test": 20}
     for split in SPLITS:
         assert {row.label for row in own if row.split == split} == {0, 1}
-    assert {row.source for row in own} == {str(tmp_path / "own.jsonl")}
     source = f"generator+{tmp_path / 'own.jsonl'}"
     assert load(tmp_path / "both")["source"] == source
     assert not _built(source, tmp_path / "both")
     written(tmp_path / "own.jsonl", random_rows(60))
     assert _built(source, tmp_path / "both")
-
-
-@pytest.mark.slow
-def test_own_rows_without_a_validation_split_get_one_of_their_training_rows(tmp_path: Path) -> None:
-    rows = random_rows(100)
-    for number, row in enumerate(rows):
-        row |= {"split": "train" if number < 80 else "test", "source": GENERATOR}
-    examples = _both(tmp_path, rows)
-    own = [row for row in examples if not row.is_generated]  # whatever they say of their source
-    assert Counter(row.split for row in own) == {"train": 50, "validation": 30, "test": 20}
-    assert {row.source for row in examples} == {GENERATOR}
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ from data.splits import (
     assign,
     drop_leaks,
     group_near_duplicates,
-    labels_scarce,
     near_duplicates,
     refuse_leaks,
     shingles,
@@ -48,16 +47,12 @@ def test_an_exact_copy_or_a_group_in_another_split_is_refused() -> None:
         refuse_leaks([_row(0, _text(0), group="g"), _row(1, _text(1), "test", group="g")])
     # Inside of a split duplicates are no leak.
     refuse_leaks(_rows(_text(0), _text(0), (_text(1), "test"), (_text(1), "test")))
-
-
-def test_two_changed_words_in_forty_are_still_a_duplicate_and_ten_are_not() -> None:
+    # Two changed words in forty are still a duplicate, and ten are not.
     words = _text(0).split()
     few, many = list(words), list(words)
     few[10], few[11] = "other", "words"
     many[5:35:3] = ["other"] * 10
-    with pytest.raises(GuardError, match="1 near duplicates across splits"):
-        refuse_leaks(_rows(_text(0), (" ".join(few), "validation")))
-    refuse_leaks(_rows(_text(0), (" ".join(many), "validation")))
+    assert _found(_rows(_text(0), " ".join(few), " ".join(many))) == [(0, 1)]
 
 
 def test_similarity_is_the_jaccard_index_of_shingles_whatever_the_digits_and_capitals() -> None:
@@ -108,28 +103,16 @@ def test_an_assigned_split_depends_on_the_seed_only_and_keeps_near_duplicates_to
     assert assign(rows, 5) == assign(rows, 5)
     assert assign(rows, 5) != assign(rows, 6)
     twins = [_row(1000 + n, row.messages[0].content, label=row.label) for n, row in enumerate(rows)]
-    refuse_leaks(assign([*rows, *twins], seed=0))
-    near = assign(_rows(_text(0), _text(0), _text(1), _text(2)), seed=0)
-    assert len({row.group for row in near}) == 3
-
-
-def test_scarce_labels_are_named() -> None:
-    rows = [_row(0, "a", label=1), _row(1, "b")]
-    rows += [_row(2, "c", "validation", label=1), _row(3, "d", "test")]
-    scarce = ["validation has no row with label 0", "test has no row with label 1"]
-    assert labels_scarce(rows, 1) == labels_scarce([*rows, *rows], 2) == scarce
-    assert "train has 1 of 2 rows with label 1" in labels_scarce(rows, 2)
+    split = assign([*rows, *twins], seed=0)
+    refuse_leaks(split)
+    assert len({row.group for row in split}) == len({row.group for row in rows})
 
 
 CHINESE = "".join(chr(0x4E00 + 37 * number) for number in range(50))
 THAI = "ผมปวดหัวมากตั้งแต่เมื่อเช้านี้ควรกินยาอะไรดีครับแล้วต้องกินวันละกี่เม็ดหลังอาหาร"
-JAPANESE = (
-    "きのうの夜から頭が痛くてねむれませんでしたがこの薬はいち"
-    "にちに何回のめばいいのでしょうか教えてください"
-)
 
 
-@pytest.mark.parametrize("text", [CHINESE, THAI, JAPANESE], ids=["Chinese", "Thai", "Japanese"])
+@pytest.mark.parametrize("text", [CHINESE, THAI], ids=["Chinese", "Thai"])
 def test_a_near_duplicate_is_found_where_words_are_not_set_apart_by_spaces(text: str) -> None:
     assert _found(_rows(text, text[:25] + "字" + text[26:])) == [(0, 1)]
     assert _found(_rows(text, text[::-1])) == []
@@ -155,13 +138,10 @@ def test_a_system_prompt_that_rows_share_makes_them_no_near_duplicates() -> None
     assert _found(rows) == []
     assert {example.split for example in assign(rows, 0)} == set(SPLITS)
     kept = [replace(row, split="test") for row in rows[:20]] + rows[20:]
-    refuse_leaks(kept)
     assert len(drop_leaks(kept)) == 60
     twins = [_prompted(0, system, _text(0)), _prompted(1, system, _text(0))]
     assert [pair.similarity for pair in near_duplicates(twins)] == [1.0]
-
-
-def test_short_turns_after_different_system_prompts_are_no_near_duplicates() -> None:
+    # Nor do different ones make short turns near duplicates, unless they are nearly the same too.
     assert _found([_prompted(0, _text(0), "hello"), _prompted(1, _text(1), "hello")]) == []
     same = [_prompted(0, _text(0), "hello"), _prompted(1, f"{_text(0)} other", "Hello!")]
     (pair,) = near_duplicates(same)

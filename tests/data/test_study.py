@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,20 +67,8 @@ def folder_of(asked: StudyRequest, point: StudyPoint) -> Path:
     return point_runs(folder, point).data(asked.rule.id)
 
 
-def rows_of(asked: StudyRequest, study: Study, rows: int, seed: int) -> dict[str, list[Example]]:
-    (point,) = [point for point in study.of_size(rows) if point.seed == seed]
-    folder = folder_of(asked, point)
-    return {split: read_examples(folder / f"{split}.jsonl") for split in SPLITS}
-
-
-def with_own_rows(tmp_path: Path, count: int = 40, generated: int = 0) -> StudyRequest:
-    """A curve of the rule's own splits, of so many rows each, the first ones generated."""
-    asked = request(tmp_path, data=None, sizes=(20,), seeds=(0,))
-    for split in SPLITS:
-        rows = [bare(f"{split}{number}", number % 2, split) for number in range(count)]
-        rows[:generated] = [replace(row, source=GENERATOR) for row in rows[:generated]]
-        write_examples(asked.own_rows / f"{split}.jsonl", rows)
-    return asked
+def rows_of(asked: StudyRequest, point: StudyPoint) -> dict[str, list[Example]]:
+    return {split: read_examples(folder_of(asked, point) / f"{split}.jsonl") for split in SPLITS}
 
 
 def test_points_share_test_rows_and_a_smaller_draw_is_part_of_a_larger_one(tmp_path: Path) -> None:
@@ -91,11 +79,11 @@ def test_points_share_test_rows_and_a_smaller_draw_is_part_of_a_larger_one(tmp_p
     assert study.sizes == [20, 40, most] and 100 < most < 140
     tests, ids = [], {}
     for point in study.points:
-        rows = rows_of(asked, study, point.rows, point.seed)
-        assert len(rows["train"]) + len(rows["validation"]) == point.rows
-        refuse_leaks([*rows["train"], *rows["validation"], *rows["test"]])
-        tests.append(rows["test"])
+        rows = rows_of(asked, point)
         drawn_rows = [*rows["train"], *rows["validation"]]
+        assert len(drawn_rows) == point.rows
+        refuse_leaks([*drawn_rows, *rows["test"]])
+        tests.append(rows["test"])
         ids[point.rows, point.seed] = {(row.split, row.id) for row in drawn_rows}
     assert all(test == tests[0] for test in tests)
     assert len(tests[0]) == 200 - most
@@ -103,42 +91,41 @@ def test_points_share_test_rows_and_a_smaller_draw_is_part_of_a_larger_one(tmp_p
     assert ids[20, 0] != ids[20, 1]
 
 
-def test_a_draw_keeps_the_shares_of_labels_and_of_validation_and_some_of_either() -> None:
-    def pool(violating: int) -> list[Example]:
-        rows = []
-        for split in SPLITS[:2]:
-            for number in range(100):
-                rows.append(bare(f"{split}{number}", int(number < violating), split))
-        return rows
+def pool(train: int = 100, validation: int = 100, violating: int = 50) -> list[Example]:
+    """So many rows of each split, of which the first violate."""
+    rows = [bare(f"t{number}", int(number < violating), "train") for number in range(train)]
+    for number in range(validation):
+        rows.append(bare(f"v{number}", int(number < violating), "validation"))
+    return rows
 
-    half = drawn(pool(50), 40, seed=0)
+
+def test_a_draw_keeps_the_shares_of_labels_and_of_validation_and_some_of_either() -> None:
+    half = drawn(pool(), 40, seed=0)
     assert sum(row.label for row in half) == 20
     assert sum(row.split == "validation" for row in half) == 8
-    rare = drawn(pool(3), 20, seed=0)
+    rare = drawn(pool(violating=3), 20, seed=0)
     for split in ("train", "validation"):
         labels = [row.label for row in rare if row.split == split]
         assert min(labels.count(0), labels.count(1)) >= FEWEST_ROWS
     assert len(rare) == 20
-    assert drawn(pool(50), 0, seed=0) == []
+    assert drawn(pool(), 0, seed=0) == []
 
 
-@pytest.mark.parametrize(("train", "validation"), [(100, 10), (20, 90), (60, 60)])
-@pytest.mark.parametrize("rows", [40, 80, 100])
-def test_where_a_split_has_few_the_other_gives_more(train: int, validation: int, rows: int) -> None:
-    pool = [bare(f"t{number}", number % 2, "train") for number in range(train)]
-    pool += [bare(f"v{number}", number % 2, "validation") for number in range(validation)]
-    assert len(drawn(pool, rows, seed=0)) == rows
+@pytest.mark.parametrize(("train", "validation"), [(100, 10), (20, 90)])
+def test_where_a_split_has_few_the_other_gives_more(train: int, validation: int) -> None:
+    for rows in (40, 80, 100):
+        few = pool(train, validation, violating=min(train, validation) // 2)
+        assert len(drawn(few, rows, seed=0)) == rows
 
 
 def test_a_transfer_without_real_rows_is_trained_on_generated_ones_alone(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl")
     asked = request(tmp_path, kind="transfer", sizes=(0, 20), seeds=(0,))
-    study = build_study(asked)
     origins = {}
-    for size in (0, 20):
-        for split, rows in rows_of(asked, study, size, 0).items():
+    for point in build_study(asked).points:
+        for split, rows in rows_of(asked, point).items():
             of_rows = [row.meta[ORIGIN] for row in rows]
-            origins[size, split] = (of_rows.count("generated"), of_rows.count("real"))
+            origins[point.rows, split] = (of_rows.count("generated"), of_rows.count("real"))
     assert origins[0, "train"] == (16, 0) and origins[0, "validation"] == (8, 0)
     assert origins[20, "train"] == (16, 16) and origins[20, "validation"] == (8, 4)
     assert origins[0, "test"] == origins[20, "test"]
@@ -146,21 +133,28 @@ def test_a_transfer_without_real_rows_is_trained_on_generated_ones_alone(tmp_pat
     assert generated == 8 and real > 50
 
 
-def test_nothing_is_written_again_until_something_changed_or_is_gone(tmp_path: Path) -> None:
+def test_nothing_is_written_again_until_something_changed_is_gone_or_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_rows(tmp_path / "rows.jsonl")
     asked = request(tmp_path, sizes=(20,), seeds=(0,))
     study = build_study(asked)
     file = folder_of(asked, study.points[0]) / "train.jsonl"
-    changed_ns = file.stat().st_mtime_ns
+    changed_ns, before = file.stat().st_mtime_ns, file.read_bytes()
     assert build_study(asked) == study
     assert file.stat().st_mtime_ns == changed_ns
     shutil.rmtree(file.parent)
     assert build_study(asked) == study
-    assert rows_of(asked, study, 20, 0)["test"]
-    changed_ns = file.stat().st_mtime_ns
+    assert file.read_bytes() == before
     write_rows(tmp_path / "rows.jsonl", 190)
+    with monkeypatch.context() as interrupted, pytest.raises(KeyboardInterrupt):
+        interrupted.setattr(Study, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        build_study(asked)
+    assert file.read_bytes() != before
+    # Though the file of rows is what it was before: points of two files may lie there.
+    write_rows(tmp_path / "rows.jsonl")
     build_study(asked)
-    assert file.stat().st_mtime_ns > changed_ns
+    assert file.read_bytes() == before
 
 
 def test_another_file_whose_name_begins_alike_does_not_overwrite_a_study(tmp_path: Path) -> None:
@@ -180,44 +174,32 @@ def test_another_file_whose_name_begins_alike_does_not_overwrite_a_study(tmp_pat
     assert build_study(replace(asked, data=elsewhere)).points == study.points
 
 
-def test_an_interrupted_study_is_written_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Though the file of rows is what it was before: points of two files lie there."""
-    write_rows(tmp_path / "rows.jsonl")
-    asked = request(tmp_path)
-    file = folder_of(asked, build_study(asked).points[0]) / "train.jsonl"
-    before = file.read_bytes()
-    write_rows(tmp_path / "rows.jsonl", 190)
-    with monkeypatch.context() as interrupted:
-        interrupted.setattr(Study, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            build_study(asked)
-    assert file.read_bytes() != before
-    write_rows(tmp_path / "rows.jsonl")
-    build_study(asked)
-    assert file.read_bytes() == before
-
-
 def test_without_a_file_a_curve_draws_from_the_rule_s_own_splits(tmp_path: Path) -> None:
-    asked = with_own_rows(tmp_path, 20)
-    study = build_study(asked)
-    splits = rows_of(asked, study, 20, 0)
-    assert [row.id for row in splits["test"]] == [f"real/test{number}" for number in range(20)]
-    assert all(row.id.startswith("real/train") for row in splits["train"])
-    assert all(row.id.startswith("real/validation") for row in splits["validation"])
-    with pytest.raises(GuardError, match=r"tested on real rows.*DATA=FILE"):
-        build_study(replace(asked, kind="transfer"))
+    asked = request(tmp_path, data=None, sizes=(20,), seeds=(0,))
 
+    def write(generated: int) -> None:
+        for split in SPLITS:
+            rows = [bare(f"{split}{number}", number % 2, split) for number in range(40)]
+            rows[:generated] = [replace(row, source=GENERATOR) for row in rows[:generated]]
+            write_examples(asked.own_rows / f"{split}.jsonl", rows)
 
-def test_a_curve_of_rows_that_were_labelled_for_an_earlier_rule_is_refused(tmp_path: Path) -> None:
-    asked = with_own_rows(tmp_path)
+    write(generated=0)
     manifest = asked.own_rows / "manifest.json"
     manifest.write_text(json.dumps({MANIFEST_KEY: labelling(asked.rule)}))
-    build_study(asked)
+    (point,) = build_study(asked).points
+    rows = rows_of(asked, point)
+    assert [row.id for row in rows["test"]] == [f"real/test{number}" for number in range(40)]
+    assert all(row.id.startswith("real/train") for row in rows["train"])
+    assert all(row.id.startswith("real/validation") for row in rows["validation"])
     changed = asked.rule.model_copy(update={"turns": "last"})
     with pytest.raises(GuardError, match=r'were made for turns: "any"; the rule says turns: "last'):
         build_study(replace(asked, rule=changed))
+    with pytest.raises(GuardError, match=r"tested on real rows.*DATA=FILE"):
+        build_study(replace(asked, kind="transfer"))
+    # Points with more and less of either would say nothing about how many are needed.
+    write(generated=20)
+    with pytest.raises(GuardError, match=r"are generated, others are your own.*DATA=FILE"):
+        build_study(asked)
 
 
 def test_a_row_of_a_transfer_that_is_a_generated_one_is_refused(tmp_path: Path) -> None:
@@ -232,25 +214,15 @@ def test_a_row_of_a_transfer_that_is_a_generated_one_is_refused(tmp_path: Path) 
     assert not asked.runs.root.exists()
 
 
-def test_a_curve_of_generated_rows_and_own_ones_together_is_refused(tmp_path: Path) -> None:
-    """Points with more and less of either would say nothing about how many are needed."""
-    with pytest.raises(GuardError, match=r"are generated, others are your own.*DATA=FILE"):
-        build_study(with_own_rows(tmp_path, generated=20))
-
-
 def test_rows_of_another_rule_are_taken_and_those_of_several_refused(tmp_path: Path) -> None:
-    asked = request(tmp_path, sizes=(20,), seeds=(0,))
-    write_rows(tmp_path / "rows.jsonl", rule="medical_advice")
+    asked, path = request(tmp_path, sizes=(20,), seeds=(0,)), tmp_path / "rows.jsonl"
+    write_rows(path, rule="medical_advice")
     assert build_study(asked).labelled_for is None
-    write_rows(tmp_path / "rows.jsonl", rule="no_doses")
+    write_rows(path, rule="no_doses")
     study = build_study(asked)
     assert study.labelled_for == "no_doses"
-    assert {row.rule for row in rows_of(asked, study, 20, 0)["test"]} == {"medical_advice"}
-    text = (tmp_path / "rows.jsonl").read_text().replace("no_doses", "mixed", 1)
-    (tmp_path / "rows.jsonl").write_text(text)
-    with pytest.raises(GuardError, match=r"several rules.*mixed, no_doses"):
-        build_study(asked)
-    (tmp_path / "rows.jsonl").write_text(text.replace('"mixed"', '["mixed"]'))
+    assert {row.rule for row in rows_of(asked, study.points[0])["test"]} == {"medical_advice"}
+    path.write_text(path.read_text().replace('"no_doses"', '["mixed"]', 1))
     with pytest.raises(GuardError, match=r"several rules.*\['mixed'\], no_doses"):
         build_study(asked)
 
@@ -259,6 +231,7 @@ def test_too_few_rows_to_draw_and_a_file_that_is_not_there_are_refused(tmp_path:
     with pytest.raises(GuardError, match=r"no such file.*\.jsonl"):
         build_study(request(tmp_path))
     write_rows(tmp_path / "rows.jsonl")
+    assert row_counts("100,all,20") == (100, ALL_ROWS, 20)
     for kind, size in (("curve", 0), ("curve", 7), ("transfer", 5)):
         with pytest.raises(GuardError, match=rf"too few rows to draw.*got {size}"):
             build_study(request(tmp_path, kind=kind, sizes=(size, 20)))
@@ -267,10 +240,9 @@ def test_too_few_rows_to_draw_and_a_file_that_is_not_there_are_refused(tmp_path:
 def test_no_more_test_rows_are_kept_than_are_asked_for(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl")
     asked = request(tmp_path, test_rows=30, sizes=(20,), seeds=(0,))
-    tests = rows_of(asked, build_study(asked), 20, 0)["test"]
+    tests = rows_of(asked, build_study(asked).points[0])["test"]
     assert len(tests) == 30
-    groups = [row.group for row in tests]
-    assert all(groups.count(group) == 2 for group in groups)
+    assert set(Counter(row.group for row in tests).values()) == {2}
     # One group that is larger is tested on whole.
     rows = [replace(bare(str(number), number % 2, "test"), group="all") for number in range(8)]
     assert _limited(rows, 5) == tuple(rows)
@@ -284,9 +256,3 @@ def test_test_rows_that_rank_nothing_are_refused(tmp_path: Path) -> None:
         with pytest.raises(GuardError, match=r"at least 2 rows of each label.*that violate"):
             build_study(asked)
         assert not asked.runs.root.exists()
-
-
-def test_rows_may_be_numbers_or_all() -> None:
-    assert row_counts("100,all,20") == (100, ALL_ROWS, 20)
-    with pytest.raises(argparse.ArgumentTypeError):
-        row_counts("some")

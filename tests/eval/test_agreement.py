@@ -80,17 +80,6 @@ def test_what_noise_does_not_explain_stops_and_names_the_example(
         compared(world, peft, engine, dtype)
 
 
-def test_differences_are_in_nats_and_labels_flip_at_the_card_s_threshold(world: World) -> None:
-    result = compared(world, [1.0, -2.0, 3.0, 4.0], [1.0002, -2.0001, 3.0, 4.0])
-    assert result.prompts == 4
-    assert result.max_difference == pytest.approx(0.0002)
-    assert result.mean_difference == pytest.approx(0.000075)
-    assert result.label_flips == result.beyond_tolerance == 0
-    # sigmoid(2.1973) is 0.900007, sigmoid(2.1972) is 0.899998
-    card = {"temperature": 1.0, "threshold": 0.9}
-    assert compared(world, [2.1973, 5.0], [2.1972, 5.0], **card).label_flips == 1
-
-
 @pytest.mark.parametrize(("answered", "refused"), [(0, 1), (0, 2), (1, 199), (197, 3)])
 def test_refusing_many_prompts_is_not_agreeing(answered: int, refused: int, world: World) -> None:
     total = answered + refused
@@ -99,6 +88,13 @@ def test_refusing_many_prompts_is_not_agreeing(answered: int, refused: int, worl
         compared(world, [5.0] * total, [5.0] * answered + [None] * refused, "bfloat16")
 
 
-def test_a_few_refused_prompts_are_not_compared(world: World) -> None:
-    assert compared(world, [1.0, 2.0], [None, 2.0]).prompts == 1
-    assert compared(world, [5.0] * 200, [5.0] * 198 + [None] * 2, "bfloat16").prompts == 198
+def test_a_few_refused_prompts_are_not_compared_and_labels_flip_at_the_card_s_threshold(
+    world: World,
+) -> None:
+    result = compared(world, [1.0, -2.0, 3.0, 4.0, 9.0], [1.0002, -2.0001, 3.0, 4.0, None])
+    assert (result.prompts, result.label_flips, result.beyond_tolerance) == (4, 0, 0)
+    assert result.max_difference == pytest.approx(0.0002)
+    assert result.mean_difference == pytest.approx(0.000075)
+    # sigmoid(2.1973) is 0.900007, sigmoid(2.1972) is 0.899998
+    card = {"temperature": 1.0, "threshold": 0.9}
+    assert compared(world, [2.1973, 5.0], [2.1972, 5.0], **card).label_flips == 1

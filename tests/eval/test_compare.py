@@ -24,17 +24,14 @@ def two_versions(world: World, wrong: dict[int, float], examples: int = 40) -> t
 
 
 def test_flips_are_named_those_that_went_wrong_first(world: World) -> None:
-    a, b = two_versions(world, {4: 3.0, 7: -3.0})
-    comparison = compare(a, b)
+    comparison = compare(*two_versions(world, {4: 3.0, 7: -3.0}))
     named = [comparison.examples[index].id for index in comparison.flips]
     assert named == ["medical-4", "medical-7"]
     text = comparison.as_text()
     assert "2 verdicts differ: 2 now wrong, 0 now right" in text
     assert "WRONG medical-4: label 0, p " in text and "case of medical -5" in text
-    back = compare(b, a)
-    assert "0 now wrong, 2 now right" in back.as_text()
+    assert "0 now wrong, 2 now right" in compare(*comparison.folders[::-1]).as_text()
     assert not comparison.is_regression  # two of forty may be chance
-    assert not back.is_regression
 
 
 @pytest.mark.parametrize(("errors", "is_regression"), [(10, True), (6, False)])
@@ -76,18 +73,10 @@ def test_other_training_rows_are_no_obstacle(world: World, tmp_path: Path) -> No
         compare(away, b, world.runs.data("medical"))
 
 
-def test_data_that_are_no_folder_of_test_rows_are_named(world: World, tmp_path: Path) -> None:
-    world.add_rule()
-    folder = world.runs.adapter("toy", "medical", "lora")
-    rows = tmp_path / "rows.jsonl"
-    rows.touch()
-    for data in (rows, tmp_path):
-        with pytest.raises(GuardError, match=r"no folder with test.jsonl.*DATA="):
-            compare(folder, folder, data)
-
-
-def test_what_cannot_be_compared_is_refused(world: World) -> None:
+def test_what_cannot_be_compared_is_refused(world: World, tmp_path: Path) -> None:
     a, b = two_versions(world, {})
+    with pytest.raises(GuardError, match=r"no folder with test.jsonl.*DATA="):
+        compare(a, b, tmp_path)
     world.add_rule("legal", examples=4)
     with pytest.raises(GuardError, match=r"different rules.*medical and legal"):
         compare(a, world.runs.adapter("toy", "legal", "alora"))

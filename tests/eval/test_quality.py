@@ -2,11 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from pytest import MonkeyPatch
 
 from eval.answers import Answer, scored_answers
-from eval.metrics import wilson_interval
-from eval.quality import METRICS, Metric, Quality, mean_metrics, method_quality
+from eval.quality import Quality, mean_metrics, method_quality
 from eval.quality import quality as quality_of
 from guard.conversation.example import Example, Message
 from tests.eval.conftest import answers
@@ -18,8 +16,7 @@ def quality(labels: list[int], answered: list[Answer]) -> Quality:
 
 def test_an_example_without_an_answer_counts_as_wrong_whatever_its_label() -> None:
     result = quality([1, 1, 0, 0], answers([3.0, None, None, -3.0]))
-    assert (result.n, result.answered) == (4, 2)
-    assert result.accuracy == 0.5
+    assert (result.n, result.answered, result.accuracy) == (4, 2, 0.5)
     # the missing positive is a false negative, the missing negative a false positive
     assert result.metrics["f1"] == pytest.approx(2 * 1 / (2 * 1 + 1 + 1))
     assert result.metrics["auroc"] == 1.0  # over the two that were answered
@@ -69,20 +66,6 @@ def test_a_stratum_holds_the_rows_that_say_so_and_hard_negatives_are_allowed_one
     assert (strata["easy"].accuracy, strata["adversarial"].accuracy) == (1.0, 1.0)
 
 
-def test_an_interval_of_recall_is_of_violating_rows_and_one_of_the_fpr_of_allowed_ones() -> None:
-    """Nine of ten violating rows are flagged, and 20 of 90 allowed ones."""
-    rows = [row(number, int(number < 10)) for number in range(100)]
-    flagged = [number < 9 or 20 <= number < 40 for number in range(100)]
-    measured = method_quality(rows, {0: answers([1.0 if yes else -1.0 for yes in flagged])})
-    low, high = wilson_interval(0.9, 10)
-    assert measured.recall_ci95 is not None and measured.false_positive_rate_ci95 is not None
-    assert measured.recall_ci95[0] == pytest.approx(low, abs=0.06)
-    assert measured.recall_ci95[1] == pytest.approx(high, abs=0.02)
-    assert measured.false_positive_rate_ci95 == pytest.approx(
-        wilson_interval(20 / 90, 90), abs=0.02
-    )
-
-
 def test_an_auroc_has_an_interval_and_is_compared_with_the_bag_of_words_pair_by_pair() -> None:
     generator = np.random.default_rng(0)
     rows = [row(number, number % 2) for number in range(400)]
@@ -90,15 +73,15 @@ def test_an_auroc_has_an_interval_and_is_compared_with_the_bag_of_words_pair_by_
     shared = generator.standard_normal(len(rows))  # what makes a row hard for both
     bag = answers((labels + shared).tolist())
     better = {seed: answers((labels * 1.3 + shared).tolist()) for seed in (0, 1)}
-    measured = method_quality(rows, better, bag_of_words=bag)
-    assert measured.auroc_ci95 is not None and measured.auroc_minus_bag_of_words is not None
-    low, high = measured.auroc_ci95
-    area = measured.metrics["auroc"]
-    assert area is not None and low < area < high
-    gain = measured.auroc_minus_bag_of_words
-    words = method_quality(rows, {0: bag})
-    assert gain.mean == pytest.approx(area - (words.metrics["auroc"] or 0))
-    assert gain.ci95[0] > 0 and gain.ci95[1] - gain.ci95[0] < (high - low) / 2  # paired
+    measured, words = method_quality(rows, better, bag_of_words=bag), method_quality(rows, {0: bag})
+    gain, area, interval = (
+        measured.auroc_minus_bag_of_words,
+        measured.metrics["auroc"],
+        measured.auroc_ci95,
+    )
+    assert area is not None and interval is not None and interval[0] < area < interval[1]
+    assert gain is not None and gain.mean == pytest.approx(area - (words.metrics["auroc"] or 0))
+    assert gain.ci95[0] > 0 and gain.ci95[1] - gain.ci95[0] < (interval[1] - interval[0]) / 2
     assert words.auroc_minus_bag_of_words is None
 
 
@@ -108,11 +91,7 @@ def test_rows_without_a_logit_are_not_ranked_and_one_label_has_no_auroc() -> Non
     wrong = [*logits[:38], 9.0, None]  # a wrong one, and a refusal
     measured = method_quality(rows, {0: answers(logits), 1: answers(wrong)})
     assert measured.auroc_ci95 is not None and measured.auroc_ci95[0] < 1
+    assert measured.answered == 39  # of the worst seed
     assert method_quality(rows[::2], {0: answers(logits[::2])}).auroc_ci95 is None
     unranked = [Answer(True)] * len(rows)
     assert method_quality(rows, {0: unranked}, bag_of_words=unranked).auroc_ci95 is None
-
-
-def test_a_metric_is_one_entry(monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.setitem(METRICS, "flagged", Metric("flagged", lambda it: it.decisions.mean()))
-    assert quality([1, 0, 0], answers([1.0, 1.0, -1.0])).metrics["flagged"] == pytest.approx(2 / 3)

@@ -12,17 +12,16 @@ import pytest
 from pytest import CaptureFixture, MonkeyPatch
 
 import eval.run
-from eval.evaluation import Evaluation
 from eval.judge.answer import JudgeRow
 from eval.judge.endpoint import AnswersSoFar, EndpointJudge
-from eval.report.report import Report, side_by_side
+from eval.report.report import Report
 from eval.run import main, run
 from guard.conversation.example import SPLITS, Example, Message, read_examples, write_examples
 from guard.errors import GuardError
 from guard.home import ROOT
 from guard.recipe import Recipe
 from serve.engine import ScoreRequest
-from tests.eval.conftest import TOY, WITH_HEAD, ToyEngine, World, guess_or_read, words_rows
+from tests.eval.conftest import WITH_HEAD, ToyEngine, World, guess_or_read, words_rows
 
 pytestmark = pytest.mark.slow
 
@@ -164,11 +163,11 @@ async def _answer_yes(self: EndpointJudge, rule: Any, missing: Any, answers: Ans
     answers._file.add(kept)
 
 
-def refuses_3(request: ScoreRequest) -> float | str:
-    return "too long" if request.messages[-1].content.endswith(" 3") else guess_or_read(request)
-
-
 def test_refusals_are_reported_and_count_as_wrong(world: World) -> None:
+    def refuses_3(request: ScoreRequest) -> float | str:
+        is_long = request.messages[-1].content.endswith(" 3")
+        return "too long" if is_long else guess_or_read(request)
+
     world.add_rule("medical", examples=10)
     text = evaluate(world, engine=ToyEngine(refuses_3)).as_markdown()
     content = report_json(world)["rules"]["medical"]
@@ -186,14 +185,13 @@ def test_bad_input_stops_before_an_engine_starts(world: World) -> None:
     kept = card.rename(card.with_name("away"))
     engine = ToyEngine(guess_or_read)
     with pytest.raises(GuardError, match="make train RULE=medical"):
-        evaluate(world, "legal,medical", engine=engine)
+        evaluate(world, "legal,medical", engine)
     kept.rename(card)
     write_examples(world.runs.data("medical") / "train.jsonl", words_rows("medical", "train", 1))
     for method in world.recipe.methods:
-        logits = {f"medical-{number}": 1.0 for number in range(10)}
-        world.add_adapter("medical", method, 0, logits)
+        world.add_adapter("medical", method, 0, {f"medical-{number}": 1.0 for number in range(10)})
     with pytest.raises(GuardError, match="rows have one label"):
-        evaluate(world, "medical", engine=engine)
+        evaluate(world, "medical", engine)
     assert engine.opened_with == []
 
 
@@ -225,10 +223,8 @@ def test_of_all_rules_one_of_disagreement_is_left_out(world: World) -> None:
         return -1.0 if request.adapter == "medical/alora/0" else guess_or_read(request)
 
     world.add_rule("medical", examples=10)
-    engine = ToyEngine(wrong_once)
-    with pytest.raises(GuardError, match="served engine and PEFT disagree"):
-        evaluate(world, engine=engine)
     world.add_rule("legal", examples=10)
+    engine = ToyEngine(wrong_once)
     text = evaluate(world, engine=engine).as_markdown()
     assert re.search("Left out: medical: .*the served engine and PEFT disagree", text)
     assert list(report_json(world)["rules"]) == ["legal"]
@@ -238,12 +234,12 @@ def test_of_all_rules_one_of_disagreement_is_left_out(world: World) -> None:
 
 def test_the_bag_of_words_is_fitted_and_chosen_without_the_test_rows(world: World) -> None:
     """It would read `now` off the test rows, and the words of training off all others."""
-    world.add_rule("medical", examples=8)
     told = ("wait and see 1", "do it now 1")
     rows = []
-    for row in read_examples(world.runs.data("medical") / "test.jsonl"):
+    for row in words_rows("medical", "test"):
         said = (Message("user", "What now?"), Message("assistant", told[row.label]))
         rows.append(replace(row, messages=said))
+    world.add_rule("medical", examples=8)
     world.write_test("medical", rows)
     evaluate(world, engine=ToyEngine(lambda request: 1.0))
     rule = report_json(world)["rules"]["medical"]
@@ -260,11 +256,10 @@ def test_the_bag_of_words_has_the_false_positive_rate_that_the_rule_wants(world:
     words = ("ask a doctor", "take two tablets")
     by_split = {}
     for split in SPLITS:
-        rows = []
+        by_split[split] = []
         for number, row in enumerate(words_rows("medical", split, 120)):
-            said = words[row.label or number % 3 == 0]
-            rows.append(replace(row, messages=(Message("assistant", f"{said} in case 1"),)))
-        by_split[split] = rows
+            said = (Message("assistant", f"{words[row.label or number % 3 == 0]} in case 1"),)
+            by_split[split].append(replace(row, messages=said))
     world.write_test("medical", by_split["test"])
     for split in SPLITS[:2]:
         write_examples(world.runs.data("medical") / f"{split}.jsonl", by_split[split])
@@ -275,7 +270,7 @@ def test_the_bag_of_words_has_the_false_positive_rate_that_the_rule_wants(world:
     assert bag["false_positive_rate"] <= 0.05
 
 
-def test_a_recipe_may_have_one_method_or_several(world: World) -> None:
+def test_a_recipe_may_have_several_methods_and_one_is_evaluated_alone(world: World) -> None:
     world.recipe = WITH_HEAD
     world.add_rule("medical", examples=40, seeds=(0, 1))
     evaluate(world)
@@ -285,11 +280,13 @@ def test_a_recipe_may_have_one_method_or_several(world: World) -> None:
     assert list(methods["head"]["seeds"]) == ["0"]
     pairs = ["alora_minus_lora", "head_minus_lora", "head_minus_alora"]
     assert list(content["mean"]["differences"]) == pairs
+    shutil.rmtree(world.runs.adapter("toy", "medical", "lora", 0))
     world.recipe = WITH_HEAD.only("head")
     world.write_test("medical", read_examples(world.runs.data("medical") / "test.jsonl"))
     evaluate(world)
     content = report_json(world)
     assert (content["seeds"], content["mean"]["differences"]) == ([0], {})
+    assert list(content["rules"]["medical"]["methods"]) == ["judge", "bag_of_words", "head"]
 
 
 def test_several_bases_stand_side_by_side(world: World, monkeypatch: MonkeyPatch) -> None:
@@ -311,10 +308,9 @@ def test_several_bases_stand_side_by_side(world: World, monkeypatch: MonkeyPatch
 
     monkeypatch.setattr("eval.run.fit_bag_of_words", counted)
     engine = ToyEngine(guess_or_read)
-    text = evaluate(world, "medical", engine, [first, second]).as_markdown()
+    text = evaluate(world, "medical", engine, [first, second], force=True).as_markdown()
     content = report_json(world)
-    assert [list(folders) for folders in engine.opened_with] == [["medical/head/0"]]
-    assert fitted == ["medical"]
+    assert fitted == ["medical"]  # once for both bases
     assert (content["model"], list(content["rules"])) == ("toy, second", ["medical"])
     methods = content["rules"]["medical"]["methods"]
     baselines = ["toy/judge", "second/judge", "bag_of_words"]
@@ -322,60 +318,12 @@ def test_several_bases_stand_side_by_side(world: World, monkeypatch: MonkeyPatch
     assert methods["toy/lora"] == alone["lora"]
     assert "second head - toy aLoRA: +0.0 points" in text
     assert "- Left out: legal: evaluated on toy alone" in text
-
-    evaluate(world, "medical", engine, [first, second], force=True)
-    assert fitted == ["medical", "medical"]  # once for both bases
     with pytest.raises(GuardError, match=r"runs/second/legal: not trained"):
         evaluate(world, "legal", engine, [first, second])
-
-
-def test_bases_without_a_common_rule_have_no_table(world: World) -> None:
-    first, second = world.recipe, world.recipe.model_copy(update={"name": "second"})
-    for world.recipe, rule in ((first, "medical"), (second, "legal")):
-        world.add_rule(rule, examples=10)
+    world.add_rule("tax", examples=10)  # on the second base alone
+    shutil.rmtree(world.runs.root / "second" / "medical")
     with pytest.raises(GuardError, match=r"no rule is evaluated on all of toy, second.*alone"):
         evaluate(world, recipes=[first, second])
-
-
-def test_an_earlier_rule_stops_no_other(world: World, monkeypatch: MonkeyPatch) -> None:
-    first, second = world.recipe, world.recipe.model_copy(update={"name": "second"})
-    for recipe in (first, second):
-        world.recipe = recipe
-        world.add_rule("medical", examples=10)
-        world.add_rule("legal", examples=10)
-    evaluate(world, recipes=[first, second])
-
-    def of_other_examples(evaluations: Sequence[Evaluation]) -> Evaluation:
-        if evaluations[0].rule == "legal":
-            raise GuardError("evaluated on other test examples")
-        return side_by_side(evaluations)
-
-    monkeypatch.setattr("eval.run.side_by_side", of_other_examples)
-    report = evaluate(world, "medical", recipes=[first, second])
-    assert [evaluation.rule for evaluation in report.evaluations] == ["medical"]
-    assert report.left_out == ("legal: evaluated on other test examples",)
-    with pytest.raises(GuardError, match="evaluated on other test examples"):
-        evaluate(world, "legal", recipes=[first, second])
-
-
-def test_one_method_is_evaluated_alone(world: World, monkeypatch: MonkeyPatch) -> None:
-    """The others need not be trained."""
-    selected: list[Recipe] = []
-
-    def record(rule: str, recipes: Sequence[Recipe], **options: object) -> Report:
-        selected.extend(recipes)
-        world.recipe = WITH_HEAD
-        world.add_rule("medical")
-        shutil.rmtree(world.runs.adapter(TOY.name, "medical", "lora", 0))
-        return evaluate(world, recipes=[WITH_HEAD.only(name) for name in recipes[0].methods])
-
-    monkeypatch.setattr("eval.run.run", record)
-    command = ["eval.run", "--rule", "medical", "--model", "minilm", "--method", "head"]
-    monkeypatch.setattr("sys.argv", command)
-    main()
-    assert [list(recipe.methods) for recipe in selected] == [["head"]]
-    methods = report_json(world)["rules"]["medical"]["methods"]
-    assert list(methods) == ["judge", "bag_of_words", "head"]
 
 
 def test_the_command_refuses_nonsense(

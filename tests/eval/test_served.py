@@ -27,35 +27,37 @@ def asked(world: World, engine: ToyEngine | None = None, with_base: bool = True)
     return engine
 
 
-def test_one_engine_answers_all_rules_with_all_their_adapters(world: World) -> None:
-    world.add_rule("medical", examples=4, seeds=(0, 1))
+def test_one_engine_is_asked_conversation_by_conversation_those_that_share_first(
+    world: World,
+) -> None:
+    world.recipe = WITH_HEAD
+    world.add_rule("medical", examples=2, seeds=(0, 1))
     world.add_rule("legal", examples=6)
     engine = ToyEngine()
     both = [Served(world.trial(name), with_base=True) for name in ("medical", "legal")]
+    with pytest.raises(KeyError, match="never put to"):  # not an allow
+        both[0].rows(None)
     score_missing(both, world.recipe, engine.open)
     (folders,) = engine.opened_with
     assert folders["medical/alora/1"] == world.runs.adapter("toy", "medical", "alora", 1)
-    medical = [f"medical/{method}/{seed}" for method in ("lora", "alora") for seed in (0, 1)]
-    assert set(folders) == {*medical, "legal/lora/0", "legal/alora/0"}
-    assert len(engine.requests) == 4 * 5 + 6 * 3
-
-
-def test_requests_on_one_conversation_stand_together_those_that_share_first(world: World) -> None:
-    world.recipe = WITH_HEAD
-    world.add_rule(examples=2, seeds=(0, 1))
-    engine = asked(world)
     sharing = [None, "medical/alora/0", "medical/alora/1", "medical/head/0"]
     order = [*sharing, "medical/lora/0", "medical/lora/1"]
-    assert [request.adapter for request in engine.requests] == order * 2
+    assert [request.adapter for request in engine.requests[:12]] == order * 2
     assert len({request.messages for request in engine.requests[:6]}) == 1
+    assert len(engine.requests) == 12 + 6 * 4
+    assert set(folders) == {*order[1:], "legal/lora/0", "legal/alora/0", "legal/head/0"}
 
 
-def test_what_was_answered_is_not_asked_again(world: World) -> None:
+def test_what_was_answered_is_not_asked_again_under_another_id_either(world: World) -> None:
     world.add_rule(examples=4)
     asked(world)
     assert asked(world).opened_with == []
-    answers = [row.logit for row in served(world).rows(None)]
-    assert answers == [evidence(example.messages) for example in world.trial().examples]
+    renamed = [replace(row, id=f"new-{row.id}") for row in world.trial().examples]
+    world.write_test("medical", renamed)
+    assert asked(world).requests == []
+    rows = served(world).rows(None)
+    assert [row.id for row in rows] == [row.id for row in renamed]
+    assert [row.logit for row in rows] == [evidence(row.messages) for row in renamed]
 
 
 def missing_of(world: World, trial: Trial | None = None) -> dict[str | None, int]:
@@ -88,10 +90,7 @@ def test_other_weights_settings_or_turns_are_asked_again_and_nothing_else(world:
     assert missing_of(world) == ALL_MISSING
 
 
-EDITED = ("engine.py", "arrival.py", "sgmv.py", "decoder.py", "recipe.py", "device.py")
-
-
-@pytest.mark.parametrize("name", [None, *EDITED, "products.cpp", "attention.cpp"])
+@pytest.mark.parametrize("name", [None, "engine.py", "sgmv.py", "recipe.py", "attention.cpp"])
 def test_other_code_asks(
     world: World, monkeypatch: MonkeyPatch, tmp_path: Path, name: str | None
 ) -> None:
@@ -136,26 +135,16 @@ def test_the_bare_base_is_told_the_rule(world: World, turn: RuleTurn) -> None:
     assert told == {(False, rule.title), (True, rule.text(turn))}
 
 
-def test_a_conversation_kept_under_another_id_is_found_under_its_new_one(world: World) -> None:
-    world.add_rule(examples=4)
-    asked(world, with_base=False)
-    renamed = [replace(row, id=f"new-{row.id}") for row in world.trial().examples]
-    world.write_test("medical", renamed)
-    assert asked(world, with_base=False).requests == []
-    kept = served(world, with_base=False)
-    rows = kept.rows(kept.trial.by_seed("lora")[0])
-    assert [row.id for row in rows] == [row.id for row in renamed]
-
-
 def test_a_refusal_is_no_answer_and_is_asked_again(world: World) -> None:
+    def refuses_3(request: ScoreRequest) -> float | str:
+        return "too long" if request.messages[-1].content.endswith(" 3") else 2.0
+
     world.add_rule(examples=4)
-    third = lambda request: "too long" if request.messages[-1].content.endswith(" 3") else 2.0  # noqa: E731
-    asked(world, ToyEngine(third), with_base=False)
+    asked(world, ToyEngine(refuses_3), with_base=False)
     kept = served(world, with_base=False)
-    (alora,) = kept.trial.by_seed("alora").values()
-    answers = kept.answers(alora)
-    assert [answer.violates for answer in answers] == [True, True, True, None]
-    assert [answer.p_violation is None for answer in answers] == [False, False, False, True]
+    alora = kept.trial.by_seed("alora")[0]
+    said = [(answer.violates, answer.p_violation is None) for answer in kept.answers(alora)]
+    assert said == [(True, False)] * 3 + [(None, True)]
     assert "too long" in str(kept.rows(alora)[3].refusal)
     engine = ToyEngine()
     score_missing([kept], world.recipe, engine.open)
@@ -174,9 +163,3 @@ def test_answers_are_calibrated_by_each_card_and_the_base_is_not(world: World) -
         assert answer.p_violation == pytest.approx(p_violation, abs=1e-4)
         assert answer.violates is False
     assert kept.answers(None)[0].violates is True
-
-
-def test_rows_that_were_never_asked_are_an_error_not_an_allow(world: World) -> None:
-    world.add_rule(examples=2)
-    with pytest.raises(KeyError, match="never put to"):
-        served(world, with_base=False).rows(None)

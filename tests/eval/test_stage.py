@@ -44,12 +44,7 @@ def evaluation_file(world: World) -> Path:
     return world.runs.root / "toy/medical/eval/evaluation.json"
 
 
-def test_an_evaluation_depends_on_all_code_that_makes_figures() -> None:
-    assert set((ROOT / "eval").rglob("*.py")) < set(CODE)
-    assert {"verdict.py", "calibration_rows.py", "tricks.py"} < {path.name for path in CODE}
-
-
-@pytest.mark.parametrize("content", [None, "", '{"rule": "medi', '{"rule": "medical"}', "\u00ff"])
+@pytest.mark.parametrize("content", [None, '{"rule": "medi', '{"rule": "medical"}', "\u00ff"])
 def test_a_lost_or_torn_evaluation_is_made_again(content: str | None, world: World) -> None:
     world.add_rule("medical", examples=10)
     world.add_rule("legal", examples=10)
@@ -80,7 +75,6 @@ def test_the_engine_has_the_type_of_kept_answers(world: World, monkeypatch: Monk
     world.write_test("medical", rows, seeds=(0, 1))  # an adapter's answers are missing, no head's
     evaluated(world, engine=engine)
     assert engine.dtypes == ["float32", "float32"]
-    assert not [folder for name, folder in engine.opened_with[1].items() if "head" in name]
 
 
 def test_a_forced_evaluation_that_is_interrupted_is_outdated(world: World) -> None:
@@ -95,28 +89,20 @@ def test_a_forced_evaluation_that_is_interrupted_is_outdated(world: World) -> No
     assert [trial.rule.id for trial in stage(world).outdated] == ["medical"]
 
 
-def test_other_code_of_the_engine_outdates(world: World, monkeypatch: MonkeyPatch) -> None:
-    world.add_rule("medical", examples=10)
-    evaluated(world)
-    for name in ("eval.served", "eval.stage"):
-        monkeypatch.setattr(f"{name}.answering_code", lambda: "another version")
-    engine = evaluated(world)
-    assert sum(request.adapter is None for request in engine.requests) == 10
-
-
 def test_other_code_of_figures_outdates_even_edited_meanwhile(
     world: World, monkeypatch: MonkeyPatch, tmp_path: Path
 ) -> None:
     """The logits stay what they were. The next process runs the code as it is then."""
+    assert set((ROOT / "eval").rglob("*.py")) < set(CODE)
+    assert {"calibration_rows.py", "tricks.py"} < {path.name for path in CODE}
     world.add_rule("medical", examples=10)
     evaluated(world)
-    before = evaluation_file(world).stat().st_mtime_ns
     edited = tmp_path / "verdict.py"
     edited.write_text("# another version")
     code = tuple(edited if path.name == edited.name else path for path in CODE)
     monkeypatch.setattr("eval.stage.CODE", code)
+    assert [trial.rule.id for trial in stage(world).outdated] == ["medical"]
     assert evaluated(world).requests == []
-    assert evaluation_file(world).stat().st_mtime_ns > before
     monkeypatch.setattr("eval.stage.CODE", (edited,))
     world.add_rule("legal", examples=10)
 

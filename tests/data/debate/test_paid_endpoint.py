@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from guard.conversation.example import Example, Message
 from guard.errors import GuardError
 from guard.rule import EDIT
 from tests.data.llm_server import RULE, Server, debated, running_server
+from tests.llm_endpoint import Reply
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -24,15 +24,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> list[Example]:
     """What an endpoint without faults writes."""
     with running_server() as without_faults:
         return debated(without_faults, tmp_path_factory.mktemp("plain") / "answers.jsonl")[0]
-
-
-@pytest.mark.parametrize("fault", [(429, "slow down"), (500, "oops"), (200, "no json at all")])
-def test_passing_faults_change_nothing(
-    server: Server, tmp_path: Path, plain: list[Example], fault: tuple[int, str]
-) -> None:
-    count = itertools.count(1)
-    server.change = lambda kind, text: fault if next(count) % 5 == 0 else None
-    assert debated(server, tmp_path / "faulty.jsonl")[0] == plain
 
 
 def test_an_endpoint_that_is_too_slow_is_asked_twice(server: Server, tmp_path: Path) -> None:
@@ -48,12 +39,12 @@ def test_what_refuses_everything_is_an_error_and_asked_again(
     server: Server, tmp_path: Path
 ) -> None:
     kept = tmp_path / "answers.jsonl"
-    server.change = lambda kind, text: (403, "no such permission")
+    server.change = lambda kind, text: Reply("no such permission", 403)
     told = r"refused the policy.*no such permission.*GENERATOR_API_KEY"
     with pytest.raises(GuardError, match=told):
         debated(server, kept, 24)
     server.change = lambda kind, text: (
-        (403, "no such permission") if len(server.requests) > 40 else None
+        Reply("no such permission", 403) if len(server.requests) > 40 else None
     )
     with pytest.raises(GuardError, match=r"refused 8 requests in a row.*no such permission"):
         debated(server, kept, 24)
@@ -65,20 +56,23 @@ def test_what_refuses_everything_is_an_error_and_asked_again(
     assert statistics["outcomes"].get("refused by the endpoint", 0) < 8
 
 
-def test_an_answer_that_was_cut_off_or_holds_half_a_character_is_asked_for_again(
+def test_passing_faults_change_nothing(
     server: Server, tmp_path: Path, plain: list[Example]
 ) -> None:
+    """Nor an answer that was cut off or holds half a character: no request could quote it."""
+
+    faults = [
+        *(Reply("slow down", 429), Reply("oops", 500), Reply("<think>so"), Reply("{" * 5000)),
+        *(Reply("no \ud83d"), Reply("fine", finish_reason="length"), Reply(raw="no json at all")),
+    ]
     count = itertools.count(1)
 
-    def every_fourth(kind: str, text: str) -> tuple[int, str] | None:
-        number = next(count)
-        faults = [{"content": "<think>" + text}, {"content": "{" * 5000}, {"content": "no \ud83d"}]
-        ends = "length" if number % 12 == 8 else "stop"  # no request could quote the third
-        choice = {"message": faults[number // 4 % 3 - 1], "finish_reason": ends}
-        return (200, json.dumps({"choices": [choice]})) if number % 4 == 0 else None
+    def every_fourth(kind: str, text: str) -> Reply | None:
+        fault, other_requests = divmod(next(count), 4)
+        return None if other_requests else faults[fault % len(faults)]
 
     server.change = every_fourth
-    examples, statistics = debated(server, tmp_path / "cut.jsonl", concurrency=1)
+    examples, statistics = debated(server, tmp_path / "faulty.jsonl", concurrency=1)
     assert examples == plain
     assert statistics["malformed"] > 10
 
@@ -104,21 +98,6 @@ def test_the_budget_ends_a_run_and_a_larger_one_goes_on(server: Server, tmp_path
         debated(server, kept, budget_usd=1.0)
 
 
-def test_an_answer_that_is_slow_once_changes_nothing(
-    server: Server, tmp_path: Path, plain: list[Example]
-) -> None:
-    slow: list[str] = []
-
-    def once(kind: str, text: str) -> None:
-        if kind == "judge" and not slow:
-            slow.append(text)
-            time.sleep(1.5)
-
-    server.change = once
-    again, _ = debated(server, tmp_path / "slow.jsonl", timeout_s=1)
-    assert slow and again == plain
-
-
 @pytest.fixture
 def settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GENERATOR_BASE_URL", "http://localhost:1/v1")
@@ -132,7 +111,7 @@ def _conversations(tmp_path: Path, count: int) -> str:
 
 
 @pytest.mark.usefixtures("settings")
-def test_what_is_not_named_is_as_last_time(tmp_path: Path) -> None:
+def test_what_is_not_named_is_as_last_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = _conversations(tmp_path, 40)
     first = writers_for(RULE, {}, None, path)
     assert (first.wanted, first.unlabelled, first.budget_usd) == (EXAMPLES, path, None)
@@ -143,17 +122,11 @@ def test_what_is_not_named_is_as_last_time(tmp_path: Path) -> None:
     assert writers_for(RULE, earlier | {"examples": 20}, None, None).wanted == FEWEST_EXAMPLES
     assert writers_for(RULE, earlier, 80, None).inputs()[1:] == [80, first.inputs()[2]]
     assert writers_for(RULE, {}, None, None).seeds == ()
-
-
-@pytest.mark.usefixtures("settings")
-def test_data_do_not_depend_on_what_they_may_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    cheap = writers_for(RULE, {}, None, None)
-    monkeypatch.setenv("GENERATOR_PRICE_IN", "1")
-    monkeypatch.setenv("GENERATOR_PRICE_OUT", "1")
-    monkeypatch.setenv("GENERATOR_BUDGET_USD", "5")
-    dear = writers_for(RULE, {}, None, None)
+    for name, value in (("PRICE_IN", "1"), ("PRICE_OUT", "1"), ("BUDGET_USD", "5")):
+        monkeypatch.setenv(f"GENERATOR_{name}", value)
+    dear = writers_for(RULE, {}, None, path)
     assert dear.budget_usd == 5.0
-    assert dear.inputs() == cheap.inputs()
+    assert dear.inputs() == first.inputs()  # the data do not depend on what they may cost
 
 
 @pytest.mark.usefixtures("settings")

@@ -8,9 +8,7 @@ from data.generator.phrasebook import Corpus
 from tests.data.generator.corpora import corpus_of
 
 
-@pytest.fixture(
-    scope="module", params=["medical_advice", "pii_leak", "jailbreak_attempt", "refund_promise"]
-)
+@pytest.fixture(scope="module", params=["medical_advice", "pii_leak", "jailbreak_attempt"])
 def corpus(request: pytest.FixtureRequest) -> Corpus:
     return corpus_of(request.param, ())
 
@@ -26,20 +24,6 @@ def test_acts_come_in_balanced_rounds_and_share_what_the_other_speaker_says(corp
     for row in rows:
         pair = (row.violating_act, row.allowed_act)
         assert row.allowed_act == UNRELATED or corpus.book.shared(*pair)
-
-
-def test_an_act_that_fits_few_others_waits_for_them() -> None:
-    corpus = corpus_of("medical_advice", ())
-    picky = corpus.book.acts["diagnose"].model_copy(update={"before": ("ask_drug_and_self",)})
-    book = corpus.book.model_copy(update={"acts": {**corpus.book.acts, "diagnose": picky}})
-    corpus = Corpus(corpus.rule, book, (), corpus.background)
-    rows = sample_dimensions(corpus, 300, random.Random(0))
-    assert {row.allowed_act for row in rows if row.violating_act == "diagnose"} == {
-        "drug_information",
-        UNRELATED,
-    }
-    counts = Counter(row.violating_act for row in rows if row.violating_act != "diagnose")
-    assert max(counts.values()) - min(counts.values()) <= 1
 
 
 def test_lengths_cover_the_range_that_was_asked_for() -> None:

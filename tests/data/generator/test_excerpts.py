@@ -1,4 +1,4 @@
-import random
+import itertools
 from collections import Counter
 from typing import get_args
 
@@ -8,10 +8,18 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 
 from data.generator import grammar
-from data.generator.excerpts import SHARE, Excerpt, ExcerptBook, ExcerptWriter
+from data.generator.excerpts import (
+    RIGHT_OR_WRONG,
+    SHARE,
+    WRONG,
+    Excerpt,
+    ExcerptBook,
+    ExcerptWriter,
+    right,
+)
 from data.generator.generate import Counts, generate
 from data.generator.library import EXCERPTS, load_excerpts
-from data.generator.phrasebook import Pool, line_id
+from data.generator.phrasebook import Pool, cores_of, line_id, slot_pool
 from data.splits import refuse_leaks
 from eval.metrics import auroc
 from guard.conversation.example import Example
@@ -44,18 +52,6 @@ def excerpts_of(rows: list[Example]) -> list[Example]:
     return [row for row in rows if "excerpt" in row.meta]
 
 
-def test_one_group_in_three_of_every_part_is_an_excerpt(
-    rows: list[Example], rule_name: str
-) -> None:
-    strata = Counter((row.split, row.meta["stratum"], row.label) for row in rows)
-    of_excerpts = Counter((row.split, row.meta["stratum"], row.label) for row in excerpts_of(rows))
-    assert strata["train", "seen", 1] == strata["train", "seen", 0] == 24
-    assert sum(strata.values()) == 48 + 16 + 24
-    for stratum, count in strata.items():
-        assert of_excerpts[stratum] == count // SHARE
-    assert {row.meta["excerpt"] for row in excerpts_of(rows)} == set(book_of(rule_name).excerpts)
-
-
 def test_a_pair_differs_in_one_turn_of_the_judged_text(rows: list[Example], rule_name: str) -> None:
     rows = excerpts_of(rows)
     for violating, allowed in zip(rows[::2], rows[1::2], strict=True):
@@ -69,21 +65,22 @@ def test_a_pair_differs_in_one_turn_of_the_judged_text(rows: list[Example], rule
         assert violating.meta["acts"][acts[0]] == f"{rule_name}/{violating.meta['violating_act']}"
 
 
-def test_lines_held_out_fill_no_hole_in_training_and_nothing_leaks(rows: list[Example]) -> None:
+def test_one_group_in_three_of_every_part_is_an_excerpt_of_lines_of_its_own(
+    rows: list[Example], rule_name: str
+) -> None:
+    strata = Counter((row.split, row.meta["stratum"], row.label) for row in rows)
+    assert sum(strata.values()) == 48 + 16 + 24
+    excerpts = excerpts_of(rows)
+    of_excerpts = Counter((row.split, row.meta["stratum"], row.label) for row in excerpts)
+    assert of_excerpts == {stratum: count // SHARE for stratum, count in strata.items()}
+    assert {row.meta["excerpt"] for row in excerpts} == set(book_of(rule_name).excerpts)
     cores: dict[tuple[str, str], set[str]] = {}
-    for row in excerpts_of(rows):
+    for row in excerpts:
         cores.setdefault((row.split, row.meta["stratum"]), set()).update(row.meta["cores"])
-    assert not cores["train", "seen"] & cores["test", "unseen"]
-    assert not cores["train", "seen"] & cores["validation", "unseen"]
-    assert not cores["validation", "unseen"] & cores["test", "unseen"]
+    held_out = cores["test", "unseen"], cores["validation", "unseen"]
+    assert not cores["train", "seen"] & (held_out[0] | held_out[1])
+    assert not held_out[0] & held_out[1]
     refuse_leaks(rows)
-
-
-def test_a_rule_without_a_book_of_excerpts_has_none() -> None:
-    small = Counts(train=12, validation=12, test=12)
-    plain = generate(corpus_of("medical_advice"), small, 0)
-    assert excerpts_of(plain) == [] and len(plain) == 36
-    assert load_excerpts(load_rule("refund_promise")) is None
 
 
 def toy_writer(excerpt: Excerpt, *values: str) -> ExcerptWriter:
@@ -104,25 +101,6 @@ def test_the_hole_is_filled_within_its_turn_and_marks_become_bars_and_lines() ->
     assert (user.role, user.content) == ("user", "so?")
     told = {line_id(filling) for filling in fillings}
     assert violating.meta["cores"][0].removeprefix("toxicity/toy_does/") in told
-
-
-def test_a_pair_shares_its_registers_and_a_speaker_without_any_writes_as_the_line_stands() -> None:
-    fillings = tuple(f"No, {word}." for word in ("one", "two", "three", "four", "five"))
-    excerpt = Excerpt(
-        layouts=("assistant: oh, Well. >> user: *",),
-        does=fillings,
-        allowed=fillings,
-        registers={"user": ("lower", "loud")},
-    )
-    writer = toy_writer(excerpt)
-    seen = set()
-    for number in range(12):
-        pair = writer.group("toy", "train", str(number))
-        assert {row.messages[0].content for row in pair} == {"oh, Well."}
-        is_loud = {row.messages[1].content.isupper() for row in pair}
-        assert len(is_loud) == 1
-        seen |= is_loud
-    assert seen == {True, False}
 
 
 def test_a_pair_of_either_says_the_same_and_one_value_is_wrong_where_it_violates() -> None:
@@ -153,13 +131,6 @@ def test_words_of_a_statement_do_not_tell_groundedness() -> None:
     assert 0.4 < auroc(labels[400:], fitted.decision_function(counts[400:])) < 0.6
 
 
-def test_fillings_are_drawn_from_all_of_their_pool() -> None:
-    writer = ExcerptWriter(corpus_of("toxicity"), book_of("toxicity"), "seen")
-    keys = [str(random.Random(number).random()) for number in range(80)]
-    cores = {writer.group("chat", "train", key)[0].meta["cores"][0] for key in keys}
-    assert len(cores) > 20
-
-
 def test_a_customer_s_messages_hold_personal_data_in_the_hole_alone() -> None:
     book = book_of("pii_disclosure")
     personal = {"name", "first", "last", "address", "email", "phone", "ssn", "four", "card"}
@@ -170,8 +141,50 @@ def test_a_customer_s_messages_hold_personal_data_in_the_hole_alone() -> None:
             assert not personal & slots_within(book, line), line
 
 
+def reached(book: ExcerptBook, line: str) -> set[str]:
+    """The slots of the line and of the values that may fill them, each with its number."""
+    names: set[str] = set()
+    waiting = grammar.slot_names(line)
+    while waiting:
+        name = waiting.pop()
+        names.add(name)
+        base, dot, number = name.partition(".")
+        for value in book.slots.get(base, ()):
+            for inner in grammar.slot_names(value):
+                # Without a number of its own it has that of the slot that it stands in.
+                numbered = inner if "." in inner else f"{inner}{dot}{number}"
+                waiting |= {numbered} - names
+    return names
+
+
 def slots_within(book: ExcerptBook, line: str) -> set[str]:
-    return {name.partition(".")[0] for name in grammar.reached(line, book.slots)}
+    return {name.partition(".")[0] for name in reached(book, line)}
+
+
+def test_in_a_form_of_either_every_layout_says_what_every_line_may_say_wrong(
+    rule_name: str,
+) -> None:
+    """And has so many values of it that the wrong one is not the right one."""
+    book = book_of(rule_name)
+    for excerpt in book.excerpts.values():
+        assert not (excerpt.either and (excerpt.does or excerpt.allowed))
+        for line in excerpt.either:
+            assert RIGHT_OR_WRONG.search(grammar.without_choices(line)), line
+            for slot, layout in itertools.product(RIGHT_OR_WRONG.findall(line), excerpt.layouts):
+                said = reached(book, layout)
+                assert slot in said and slot + WRONG not in said, layout
+                for pool in get_args(Pool):
+                    values = slot_pool(book.slots, pool)[slot]
+                    assert len(set(values)) >= int(WRONG.removeprefix(".")), slot
+
+
+def test_a_line_of_two_blocks_is_held_out_in_both_or_in_neither(rule_name: str) -> None:
+    pools: dict[str, Pool] = {}
+    for excerpt in book_of(rule_name).excerpts.values():
+        blocks = (excerpt.does, excerpt.allowed, excerpt.either)
+        for lines, pool in itertools.product(blocks, get_args(Pool)):
+            for line in cores_of(lines, pool):
+                assert pools.setdefault(right(line), pool) == pool, line
 
 
 @pytest.mark.parametrize("pool", get_args(Pool))

@@ -54,38 +54,45 @@ def test_the_same_seed_writes_the_same_text_and_another_seed_another() -> None:
     assert not {text_of(example) for example in first} & {text_of(example) for example in second}
 
 
-def test_counts_strata_and_labels_are_as_asked(rows: list[Example]) -> None:
+def test_counts_and_strata_are_as_asked_and_dimensions_independent_of_the_label(
+    rows: list[Example],
+) -> None:
     counted = Counter((e.split, e.meta["stratum"], e.label) for e in rows)
     asked = {("train", "seen"): 80}
     for stratum in ("seen", "unseen"):
         asked |= {("validation", stratum): 4, ("test", stratum): 20}
     assert counted == {(*part, label): count for part, count in asked.items() for label in (0, 1)}
+    for name in INDEPENDENT:
+        violating, allowed = (
+            Counter(e.meta[name] for e in rows if e.label == label) for label in (1, 0)
+        )
+        assert violating == allowed, name
+        assert len(violating) > 1, name
 
 
-def test_the_label_follows_from_the_target_act_alone(corpus: Corpus, rows: list[Example]) -> None:
+def test_the_label_follows_from_the_target_act_and_every_message_names_its_act(
+    corpus: Corpus, rows: list[Example]
+) -> None:
     acts, judged = corpus.book.acts, corpus.rule.judged
+    books = {book.rule: book for book in (corpus.book, *corpus.borrowed)}
     for example in rows:
         act = acts.get(example.meta["act"])
         does = act is not None and act.stance == "does"
         assert example.label == (does and judged in (act.speaker, "conversation"))
-        assert (act is None) == (example.meta["act"] == UNRELATED)
         assert not any(acts[name].violates(judged) for name in example.meta["hard_negative_acts"])
-
-
-def test_every_message_names_its_act(corpus: Corpus, rows: list[Example]) -> None:
-    books = {book.rule: book for book in (corpus.book, *corpus.borrowed)}
-    for example in rows:
         cores = example.meta["cores"]
         turns = zip(example.messages, example.meta["acts"], strict=True)
-        performed = [(message.role, act) for message, act in turns if act]
+        performed = [(message.role, named) for message, named in turns if named]
         # The last answer may be left out.
         assert len(performed) in (len(cores), len(cores) - 1)
         assert len(cores) == len(example.meta["phrasings"])
-        for (role, act), core in zip(performed, cores, strict=False):
-            rule, name = act.split("/")
+        for (role, named), core in zip(performed, cores, strict=False):
+            rule, name = named.split("/")
             assert books[rule].acts[name].speaker == role
-            assert core in {f"{act}/{line_id(core)}" for core in books[rule].acts[name].cores}
-        if example.meta["act"] != UNRELATED:
+            assert core in {f"{named}/{line_id(core)}" for core in books[rule].acts[name].cores}
+        if example.meta["act"] == UNRELATED:
+            assert not example.label
+        else:
             assert f"{corpus.rule.id}/{example.meta['act']}" in example.meta["acts"]
 
 
@@ -124,16 +131,18 @@ def test_no_answer_misses_its_question_whatever_the_label(
         assert len(contexts) > 2
 
 
-def test_no_conversation_says_the_same_thing_twice(corpus: Corpus, rows: list[Example]) -> None:
-    if corpus.rule.id == "repetition":
-        pytest.skip("saying the same thing twice is what it is about")
+def test_speakers_take_turns_and_say_nothing_twice(corpus: Corpus, rows: list[Example]) -> None:
     for example in rows:
-        said = [
-            (message.role, message.content.lower())
-            for message in example.messages
-            if message.role == "user" or len(message.content.split()) > 4
-        ]
-        assert len(set(said)) == len(said), example.id
+        roles = [message.role for message in example.messages if message.role != "system"]
+        assert roles[0] == "user"
+        assert all(first != second for first, second in itertools.pairwise(roles))
+        assert ("tool", "user") not in itertools.pairwise(roles)
+        said = []
+        for message in example.messages:
+            if message.role == "user" or len(message.content.split()) > 4:
+                said.append((message.role, message.content.lower()))
+        # To say the same thing twice is what `repetition` is about.
+        assert len(set(said)) == len(said) or corpus.rule.id == "repetition", example.id
 
 
 def test_held_out_cores_are_absent_from_training_by_name_without_leaks(rows: list[Example]) -> None:
@@ -183,35 +192,18 @@ def test_length_and_turns_say_nothing_about_the_label(written: dict[str, list[Ex
     assert sum(abs(d) for d in differences) / len(differences) < 8
 
 
-def test_every_dimension_is_independent_of_the_label(rows: list[Example]) -> None:
-    for name in INDEPENDENT:
-        violating, allowed = (
-            Counter(e.meta[name] for e in rows if e.label == label) for label in (1, 0)
-        )
-        assert violating == allowed, name
-        assert len(violating) > 1, name
-
-
-def test_the_token_estimate_is_close_to_the_tiny_base(rows: list[Example]) -> None:
-    builder = PromptBuilder.from_base(load_recipe("tiny").base_path)
-    turns = [message for example in rows[:80] for message in example.messages]
-    estimated = sum(count_tokens(message.content) for message in turns)
-    assert abs(estimated / sum(len(builder.turn_ids(message)) for message in turns) - 1) < 0.08
-
-
-def test_conversations_are_about_as_long_as_planned(rows: list[Example]) -> None:
+def test_conversations_are_about_as_long_as_planned_in_tokens_of_the_tiny_base(
+    rows: list[Example],
+) -> None:
     ratios = sorted(_tokens(example) / example.meta["target_tokens"] for example in rows)
     assert 0.85 < ratios[len(ratios) // 2] < 1.15
     assert ratios[len(ratios) // 10] > 0.7
     assert sum(_tokens(example) < SHORTEST for example in rows) <= 0.01 * len(rows)
-
-
-def test_speakers_take_turns(rows: list[Example]) -> None:
-    for example in rows:
-        roles = [message.role for message in example.messages if message.role != "system"]
-        assert roles[0] == "user"
-        assert all(first != second for first, second in itertools.pairwise(roles))
-        assert ("tool", "user") not in itertools.pairwise(roles)
+    builder = PromptBuilder.from_base(load_recipe("tiny").base_path)
+    turns = list(itertools.chain.from_iterable(example.messages for example in rows[:80]))
+    counted = sum(len(builder.turn_ids(message)) for message in turns)
+    estimated = sum(count_tokens(message.content) for message in turns)
+    assert abs(estimated / counted - 1) < 0.08
 
 
 def test_other_rules_acts_are_distractors_in_both_labels(
@@ -228,38 +220,23 @@ def test_other_rules_acts_are_distractors_in_both_labels(
         assert len(named) >= 0.7 * len(lent)
 
 
-def test_asking_for_more_than_the_phrases_give_is_an_error() -> None:
-    corpus = corpus_of("medical_advice")
-    book, background = corpus.book, corpus.background
-    cores = {"cores": ("yes", "so it is", "indeed", "confident")}
-    padding = {"padding": ("a", "b", "c"), "padding_user": ("a", "b", "c")}
-    poor = {
-        "slots": {name: values[:1] for name, values in book.slots.items()},
-        "acts": {name: act.model_copy(update=cores) for name, act in book.acts.items()},
-        "lines": dict.fromkeys(book.lines, ("what now", "and now")),
-        "parts": dict.fromkeys(book.parts, ("ok",)) | padding,
-    }
-    everyday = {
-        "domains": dict.fromkeys(background.domains, ("hi >> hello",)),
-        "transitions": ("ok",),
-        "thanks": ("hi >> hello",),
-        "systems": ("be kind",),
-    }
-    book, background = book.model_copy(update=poor), background.model_copy(update=everyday)
-    with pytest.raises(GuardError, match="still near duplicates"):
-        generate(Corpus(corpus.rule, book, (), background), Counts(40, 4, 8), seed=0)
-
-
-def test_the_last_rewrite_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second group copies the first one until its last attempt."""
+@pytest.mark.parametrize("rewritten", [True, False])
+def test_the_last_rewrite_counts_and_too_few_phrases_are_an_error(
+    rewritten: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second group copies the first one until its last attempt, or still then."""
     plain, group = generate(corpus_of("medical_advice"), FEW, seed=0), Writer.group
 
     def late(writer: Writer, dimensions: Dimensions, split: Split, key: str) -> list[Example]:
-        if "train/seen/1" not in key or key.endswith(f"~{REWRITES}"):
+        if "train/seen/1" not in key or (rewritten and key.endswith(f"~{REWRITES}")):
             return group(writer, dimensions, split, key)
         return [replace(example, group=key) for example in plain[:2]]
 
     monkeypatch.setattr(Writer, "group", late)
+    if not rewritten:
+        with pytest.raises(GuardError, match="still near duplicates"):
+            generate(corpus_of("medical_advice"), FEW, seed=0)
+        return
     examples = generate(corpus_of("medical_advice"), FEW, seed=0)
     assert [e.id for e in examples if e.id.endswith(f"~{REWRITES}/1")] == [examples[2].id]
     assert [e for e in examples if "~" not in e.id] == plain[:2] + plain[4:]

@@ -20,14 +20,11 @@ def test_a_slot_keeps_its_value_and_its_numbered_twin_differs() -> None:
         text = grammar.Bindings(SLOTS, str(key)).fill("{drug} {drug} {drug.2}")
         first, again, twin = text.split()
         assert first == again != twin
+    # Bindings with one key talk about the same things in any order; hash marks become digits.
+    drug, code = grammar.Bindings(SLOTS, "k").fill("{drug} {code}").split()
+    assert grammar.Bindings(SLOTS, "k").fill("{code} {drug}") == f"{code} {drug}"
+    assert set(code) <= set("123456789-")
     assert grammar.slot_names("{drug} or {drug.2} and {act:ing,my}") == {"drug", "drug.2", "act"}
-    # Hash marks become digits.
-    assert set(grammar.Bindings(SLOTS, "k").fill("{code}")) <= set("123456789-")
-
-
-def test_bindings_with_one_key_talk_about_the_same_things_in_any_order() -> None:
-    bindings, twin = grammar.Bindings(SLOTS, "k"), grammar.Bindings(SLOTS, "k")
-    assert bindings.fill("{drug} {code}").split() == twin.fill("{code} {drug}").split()[::-1]
 
 
 def test_a_clause_follows_form_and_person() -> None:
@@ -46,14 +43,7 @@ def test_a_clause_follows_form_and_person() -> None:
         ("carry", "carrying", "carried", "carries"),
         ("enjoy", "enjoying", "enjoyed", "enjoys"),
         ("cut", "cutting", "cut", "cuts"),
-        ("repay", "repaying", "repaid", "repays"),
-        ("override", "overriding", "overrode", "overrides"),
-        ("overwrite", "overwriting", "overwrote", "overwrites"),
-        ("refer", "referring", "referred", "refers"),
-        ("plan", "planning", "planned", "plans"),
-        ("buy", "buying", "bought", "buys"),
         ("go", "going", "went", "goes"),
-        ("have", "having", "had", "has"),
         ("be", "being", "was", "is"),
     ],
 )
@@ -112,12 +102,3 @@ def test_a_malformed_template_is_named(template: str) -> None:
     grammar.check("(take|use (some|)) {drug.2} or {act:ing,my}", SLOTS, where="here")
     with pytest.raises(GuardError, match="here"):
         grammar.check(template, SLOTS, where="here")
-
-
-def test_slots_inside_values_are_reached_with_the_number_of_the_slot_that_they_stand_in() -> None:
-    slots = {"text": ["{fact}. {fact.2}", "{fact}"], "fact": ["in {land}", "{who.1} ate"]}
-    reached = grammar.reached("({text}|{mood.3}) and {fact.4}", slots)
-    inside = {"land", "land.2", "land.4", "who.1"}
-    assert reached == {"text", "mood.3", "fact", "fact.2", "fact.4"} | inside
-    # What stands in every phrasing is outside of all brackets.
-    assert grammar.without_choices("a (b|(c|d) e) f (g|)") == "a  f "

@@ -4,21 +4,17 @@ break none.
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from data.generator.excerpts import Excerpt, ExcerptBook
 from data.generator.library import (
     PHRASES,
-    check_excerpts,
     load_background,
     load_corpus,
     load_excerpts,
     load_phrasebook,
     rules_with_phrases,
 )
-from data.generator.phrasebook import Phrasebook, cores_of
 from guard.errors import GuardError
 from guard.rule import RULES, load_rule
 from tests.data.generator.corpora import RULES_WITH_PHRASES, background, corpus_of
@@ -60,23 +56,13 @@ def test_every_phrase_file_is_of_a_rule_of_the_generator() -> None:
     assert all(path.parent == RULES for path in rules_with_phrases())
 
 
-def test_a_rule_without_phrases_is_told_to_bring_data(tmp_path: Path) -> None:
-    told = "`make data RULE=medical_advice DATA=FILE` or `data: FILE` in recipes"
-    with pytest.raises(GuardError, match=told):
-        load_phrasebook(RULE, background(), tmp_path)
-
-
 def test_a_corpus_borrows_the_books_that_others_lend(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = [load_rule(name) for name in ("medical_advice", "pii_leak")]
     corpus = load_corpus(rules[0], rules)
     assert corpus == corpus_of("medical_advice", ("medical_advice", "pii_leak"))
-    assert corpus.book.rule == "medical_advice"
     assert [book.rule for book in corpus.borrowed] == ["pii_leak"]
-
-    def selfish(rule, background) -> Phrasebook:  # type: ignore[no-untyped-def]
-        return load_phrasebook(rule, background).model_copy(update={"borrows": False})
-
-    monkeypatch.setattr("data.generator.library.load_phrasebook", selfish)
+    selfish = corpus.borrowed[0].model_copy(update={"borrows": False})
+    monkeypatch.setattr("data.generator.library.load_phrasebook", lambda *_: selfish)
     assert load_corpus(rules[0], rules).borrowed == ()
 
 
@@ -128,12 +114,10 @@ def test_a_broken_book_says_what_is_wrong(tmp_path: Path, old: str, new: str, me
         _load(tmp_path, _replaced(BOOK, (old, new)))
 
 
-def _with_lines(lines: str) -> tuple[str, str]:
-    return 'and now"}', f'and now", {lines}}}'
-
-
-THANKS, WORDS = _with_lines('thank: "thanks\\nok"'), _with_lines('other: "so what\\nwell"')
-SHRUG = _with_lines('shrug: "tool: no >> user: go\\ntool: eh >> user: so"')
+END = 'and now"}'
+THANKS = (END, 'and now", thank: "thanks\\nok"}')
+WORDS = (END, 'and now", other: "so what\\nwell"}')
+SHRUG = (END, 'and now", shrug: "tool: no >> user: go\\ntool: eh >> user: so"}')
 PADDING = ('padding_user: "well"', 'padding_user: "well", padding_tool: "end"')
 NAMED = ("stance: does, before: [ask]", "stance: does, before: [ask, plead]")
 ALONE = "acts.spare has nothing in its `before` or `after` in common"
@@ -156,90 +140,39 @@ def test_an_act_that_would_tell_the_label_by_what_stands_around_it_is_refused(
         _load(tmp_path, book)
     if act is SPARE:
         _load(tmp_path, _replaced(book, ("before: [other]", "before: [other, ask]")))
+        with pytest.raises(GuardError, match="needs `domains`"):
+            _load(tmp_path, BOOK, depends_on_context=True)
 
 
-def test_a_book_of_a_rule_that_keeps_to_its_domains_names_them(tmp_path: Path) -> None:
-    with pytest.raises(GuardError, match="needs `domains`"):
-        _load(tmp_path, BOOK, depends_on_context=True)
-
-
-VALUES = tuple(f"value{number}" for number in range(5))
-EITHER = tuple(f"{word} it was {{n.?}} in {{n.?}}" for word in ("well", "no", "oh", "yes", "so"))
-
-
-def _check(slots: dict[str, tuple[str, ...]], excerpts: dict[str, Excerpt]) -> None:
-    book = ExcerptBook(rule="toxicity", slots=slots, excerpts=excerpts)
-    check_excerpts("toxicity", book, Path("toy.yaml"))
+EXCERPT = """
+rule: toxicity
+slots: {}
+excerpts:
+  chat: {layouts: "user: *", registers: {user: [loud]}, does: "a\\nb\\nc\\nd",
+    allowed: "e\\nf\\ng\\nh"}
+"""
 
 
 @pytest.mark.parametrize(
-    ("change", "problem"),
+    ("old", "new", "problem"),
     [
-        ({"rule": "toxicity_2"}, "rule differs"),
-        ({"layouts": "user: nothing here"}, "one hole"),
-        ({"layouts": "user: * and *"}, "one hole"),
-        ({"does": "a\nb"}, "too few lines"),
-        ({"does": "a\na\nb\nc\nd"}, "repeats a line"),
-        ({"allowed": "a {unknown}\nb\nc\nd"}, "unknown slot"),
-        ({"allowed": "a #\nb\nc\nd"}, "only work inside a slot's value"),
-        ({"registers": "{user: [shouted]}"}, "unknown register"),
+        ("rule: toxicity", "rule: other", "rule differs"),
+        ("user: *", "user: nothing here", "one hole"),
+        ("user: *", "user: * and *", "one hole"),
+        ("\\nc\\nd", "", "too few lines"),
+        ("c\\nd", "c\\nc", "repeats a line"),
+        ("e\\nf", "e {unknown}\\nf", "unknown slot"),
+        ("e\\nf", "e #\\nf", "only work inside a slot's value"),
+        ("loud", "shouted", "unknown register"),
     ],
 )
 def test_a_broken_book_of_excerpts_is_refused(
-    tmp_path: Path, change: dict[str, str], problem: str
+    tmp_path: Path, old: str, new: str, problem: str
 ) -> None:
-    lines = {"layouts": "user: *", "does": "a\nb\nc\nd", "allowed": "e\nf\ng\nh"} | change
-    rule = lines.pop("rule", "toxicity")
-    registers = lines.pop("registers", "{}")
-    text = f"rule: {rule}\nslots: {{}}\nexcerpts:\n  chat:\n    registers: {registers}\n"
-    for key, block in lines.items():
-        indented = block.replace("\n", "\n      ")
-        text += f"    {key}: |\n      {indented}\n"
-    (tmp_path / "toxicity.yaml").write_text(text)
+    rule, path = load_rule("toxicity"), tmp_path / "toxicity.yaml"
+    assert load_excerpts(rule, tmp_path) is None
+    path.write_text(EXCERPT)
+    assert load_excerpts(rule, tmp_path) is not None
+    path.write_text(_replaced(EXCERPT, (old, new)))
     with pytest.raises(GuardError, match=problem):
-        load_excerpts(load_rule("toxicity"), tmp_path)
-
-
-def _check_either(values: tuple[str, ...] = VALUES, **changes: tuple[str, ...]) -> None:
-    fields: dict[str, Any] = {"layouts": ("tool: {text} >> user: *",), "either": EITHER} | changes
-    slots = {"n": values, "text": ("{n}, {n.2}",), "wrong": ("{n.5}",)}
-    _check(slots, {"toy": Excerpt(**fields)})
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        ({"does": ("a", "b", "c", "d")}, "cannot stand beside"),
-        ({"either": ("it was {n}",)}, "nothing that can be wrong"),
-        ({"either": ("it was.?",)}, "nothing that can be wrong"),
-        ({"either": ("(it was {n.?}|no idea)",)}, "or not always"),
-        ({"either": ("{n.?} and {n.2.?}",)}, "malformed slot"),
-        ({"either": ("{m.?}",)}, "a layout does not say 'm'"),
-        ({"layouts": ("tool: {text} >> user: *", "user: *")}, "a layout does not say 'n'"),
-        ({"layouts": ("tool: {text}, {wrong} >> user: *",)}, "number of the wrong 'n'"),
-        ({"layouts": ("tool: {text}, {n.?} >> user: *",)}, "malformed slot"),
-        ({"values": VALUES[:4]}, "too few values"),
-        ({"values": (*VALUES[:4], *VALUES[:3])}, "too few values"),
-        ({"values": tuple(map(str, range(12)))}, "too few values"),  # three of them held out
-    ],
-)
-def test_a_form_in_which_wrong_could_be_right_is_refused(
-    change: dict[str, Any], problem: str
-) -> None:
-    _check_either()
-    with pytest.raises(GuardError, match=problem):
-        _check_either(**change)
-
-
-def test_a_line_that_is_held_out_in_one_block_and_trained_on_in_another_is_refused() -> None:
-    lines = tuple(f"line {number}" for number in range(9))
-    held = cores_of(lines, "unseen")[0]
-    others = (tuple(f"{word} {number}" for number in range(8)) for word in ("a", "b", "c", "d"))
-    block = next((*other, held) for other in others if held in cores_of((*other, held), "seen"))
-    one, same, other = (
-        Excerpt(layouts=("user: *",), does=tuple("klmno"), allowed=allowed)
-        for allowed in (lines, lines, block)
-    )
-    _check({}, {"one": one, "other": same})
-    with pytest.raises(GuardError, match="held out in one block and not in another"):
-        _check({}, {"one": one, "other": other})
+        load_excerpts(rule, tmp_path)

@@ -21,42 +21,6 @@ from tests.data.generator.corpora import RULES_WITH_PHRASES, background, phraseb
 
 
 @pytest.mark.parametrize("name", RULES_WITH_PHRASES)
-def test_every_act_has_many_phrasings_in_training_and_others_held_out(name: str) -> None:
-    book = phrasebook(name)
-    fewest: dict[Pool, tuple[int, int]] = {"seen": (10, 40), "reserved": (2, 2), "unseen": (3, 5)}
-    for act_name, act in book.acts.items():
-        for pool, (fewest_cores, fewest_phrasings) in fewest.items():
-            cores = cores_of(act.cores, pool)
-            assert len(cores) >= fewest_cores, (act_name, pool)
-            assert sum(map(_derivations, cores)) >= fewest_phrasings, (act_name, pool)
-
-
-def _derivations(template: str) -> int:
-    """How many derivations `grammar.resolve` chooses from."""
-    stack = [(0, 1)]  # (alternatives closed so far, product of the groups in the current one)
-    for character in template:
-        total, product = stack[-1]
-        if character == "(":
-            stack.append((0, 1))
-        elif character == "|":
-            stack[-1] = (total + product, 1)
-        elif character == ")":
-            stack.pop()
-            outer_total, outer_product = stack[-1]
-            stack[-1] = (outer_total, outer_product * (total + product))
-    return sum(stack[0])
-
-
-@pytest.mark.parametrize(
-    ("template", "count"),
-    [("a", 1), ("(a|b)", 2), ("(a|b) (c|d|)", 6), ("(a|(b|c) d)", 3), ("x (a|b (c|d)) (e|f)", 6)],
-)
-def test_derivations_are_those_of_the_grammar(template: str, count: int) -> None:
-    derived = {grammar.resolve(template, random.Random(seed)) for seed in range(300)}
-    assert _derivations(template) == count == len(derived)
-
-
-@pytest.mark.parametrize("name", RULES_WITH_PHRASES)
 def test_every_allowed_act_can_stand_where_every_violating_one_does(name: str) -> None:
     """So a pair's acts are drawn independently, and the other speaker's words tell nothing."""
     rule = load_rule(name)
@@ -67,16 +31,6 @@ def test_every_allowed_act_can_stand_where_every_violating_one_does(name: str) -
         is_same_speaker = book.acts[first].speaker == book.acts[second].speaker
         if rule.judged != "conversation" or is_same_speaker:
             assert book.shared(first, second), (first, second)
-
-
-@pytest.mark.parametrize("pool", get_args(Pool))
-def test_some_line_holds_what_a_core_repeats(pool: Pool) -> None:
-    book = phrasebook("pii_leak")
-    act = book.acts["repeats_supplied"]
-    for context in act.before:
-        for core in cores_of(act.cores, pool):
-            lines = pool_of(book.lines[context], pool)
-            assert any(act.follows(core, line) for line in lines), (context, core)
 
 
 def test_an_act_that_repeats_follows_only_a_line_that_says_it() -> None:
@@ -92,16 +46,11 @@ def _act(**fields: Any) -> Act:
     return Act.model_validate({"speaker": "assistant", "stance": "quotes"} | said | fields)
 
 
-def test_shared_is_what_both_acts_name_or_the_other_act_itself() -> None:
-    book = phrasebook("medical_advice")
-    assert set(book.shared("diagnose", "condition_information")) == {"ask_condition_and_self"}
-    assert book.shared("diagnose", "user_gives_advice") == ("user_gives_advice",)
-    assert book.shared("user_gives_advice", "diagnose") == ()
-
-
 @pytest.mark.parametrize("name", RULES_WITH_PHRASES)
-def test_a_rule_covers_the_ways_of_not_violating_it(name: str) -> None:
+def test_a_rule_covers_the_ways_of_not_violating_it_with_cores_for_every_pool(name: str) -> None:
     rule = load_rule(name)
+    assert 5 <= len(rule.text().split()) <= 15 <= len(rule.policy.split()) <= 75
+    assert {example.violates for example in rule.examples} == {True, False}
     acts = phrasebook(name).acts.values()
     violating = [act for act in acts if act.violates(rule.judged)]
     assert len(violating) >= 4
@@ -113,6 +62,13 @@ def test_a_rule_covers_the_ways_of_not_violating_it(name: str) -> None:
     if name != "groundedness":  # nobody else is given a text
         # Somebody other than the judged speaker must do it too.
         assert any(act.speaker != rule.judged for act in acts)
+    fewest: dict[Pool, int] = {"seen": 10, "reserved": 2, "unseen": 3}
+    for act, (pool, count) in itertools.product(acts, fewest.items()):
+        assert len(cores_of(act.cores, pool)) >= count, (act, pool)
+    rng = random.Random(0)
+    for act in acts:
+        seen = cores_of(act.cores, "seen")
+        assert len({grammar.resolve(rng.choice(seen), rng) for _ in range(300)}) >= 40, act
 
 
 @pytest.mark.parametrize(
@@ -120,8 +76,6 @@ def test_a_rule_covers_the_ways_of_not_violating_it(name: str) -> None:
     [
         ("assistant", "does", "assistant", True),
         ("assistant", "does", "user", False),
-        ("user", "does", "assistant", False),
-        ("user", "does", "user", True),
         ("user", "does", "conversation", True),
         ("assistant", "quotes", "assistant", False),
         ("user", "asks", "conversation", False),
@@ -135,7 +89,7 @@ def test_only_the_judged_doing_it_violates(
     assert act.violates(judged) == violates
 
 
-def test_pools_partition_the_lines_whatever_their_order() -> None:
+def test_pools_partition_lines_and_long_slots_whatever_their_order() -> None:
     lines = tuple(f"line {number}" for number in range(31))
     seen, unseen = pool_of(lines, "seen"), pool_of(lines, "unseen")
     assert not set(seen) & set(unseen)
@@ -146,14 +100,11 @@ def test_pools_partition_the_lines_whatever_their_order() -> None:
     assert cores_of(lines, "seen") == seen
     assert set(reserved) | set(unreserved) == set(unseen)
     assert (len(reserved), len(unreserved)) == (4, 7)
-    assert set(cores_of(tuple(reversed(lines)), "reserved")) == set(reserved)
-
-
-def test_long_slots_are_split_and_short_ones_shared() -> None:
-    slots = {"long": tuple(f"v{n}" for n in range(LONG_SLOT)), "short": ("a", "b")}
-    seen, unseen = slot_pool(slots, "seen"), slot_pool(slots, "unseen")
-    assert not set(seen["long"]) & set(unseen["long"])
-    assert seen["short"] == unseen["short"] == ("a", "b")
+    assert set(cores_of(lines[::-1], "reserved")) == set(reserved)
+    slots = {"long": lines[:LONG_SLOT], "short": ("a", "b")}
+    of_training, of_test = slot_pool(slots, "seen"), slot_pool(slots, "unseen")
+    assert not set(of_training["long"]) & set(of_test["long"])
+    assert of_training["short"] == of_test["short"] == ("a", "b")
 
 
 @pytest.mark.parametrize("name", RULES_WITH_PHRASES)

@@ -10,9 +10,8 @@ import pytest
 
 from data.generator.generate import Counts, generate
 from data.generator.phrasebook import pool_of
-from data.generator.tricks import INSTRUCTIONS, MASTER_KEYS, TRAINED, TRICKS, tricks_for
+from data.generator.tricks import INSTRUCTIONS, MASTER_KEYS, TRAINED, TRICKS
 from guard.conversation.example import Example
-from guard.rule import load_rule
 from tests.data.generator.corpora import corpus_of
 
 TEXT = "You will have the whole amount back on your card before the weekend."
@@ -20,10 +19,9 @@ TEXT = "You will have the whole amount back on your card before the weekend."
 
 @pytest.mark.parametrize("name", TRICKS)
 def test_a_trick_changes_the_writing_and_repeats_itself_for_a_seed(name: str) -> None:
-    changed = TRICKS[name](TEXT, random.Random(1), "seen")
-    assert changed != TEXT
-    assert TRICKS[name](TEXT, random.Random(1), "seen") == changed
-    assert len({TRICKS[name](TEXT, random.Random(seed), "seen") for seed in range(10)}) > 1
+    changed = [TRICKS[name](TEXT, random.Random(seed), "seen") for seed in (*range(10), 0)]
+    assert TEXT not in changed and changed[0] == changed[-1]
+    assert len(set(changed)) > 1
 
 
 @pytest.mark.parametrize("name", ["instruction", "master_key", "hidden_tags"])
@@ -72,7 +70,5 @@ def test_a_rule_about_commands_gets_no_notes_to_the_judge(
     rows_of: dict[str, list[Example]],
 ) -> None:
     used = {name: {row.meta["trick"] for row in rows} for name, rows in rows_of.items()}
-    commands = load_rule("jailbreak_attempt")
-    assert used["jailbreak_attempt"] == {None, *tricks_for(commands, TRAINED)}
-    assert {"instruction", "hidden_tags"}.isdisjoint(used["jailbreak_attempt"])
     assert used["refund_promise"] == {None, *TRAINED}
+    assert used["jailbreak_attempt"] == {None, *TRAINED} - {"instruction", "hidden_tags"}

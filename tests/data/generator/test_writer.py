@@ -5,15 +5,12 @@ Whole data sets are held in test_generate.py.
 
 import random
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from data.generator.dimensions import UNRELATED, Dimensions, sample_dimensions
-from data.generator.exchange import Exchange
-from data.generator.phrasebook import Corpus, Phrasebook
+from data.generator.phrasebook import Corpus
 from data.generator.writer import Writer
-from guard.conversation.example import Example
 from tests.data.generator.corpora import corpus_of
 
 
@@ -32,26 +29,32 @@ def plain(corpus: Corpus) -> Dimensions:
     )
 
 
-def _differing(pair: list[Example]) -> list[int]:
-    violating, allowed = pair
-    turns = zip(violating.messages, allowed.messages, strict=True)
-    return [number for number, (first, second) in enumerate(turns) if first != second]
-
-
 def test_the_target_stands_where_its_position_says(corpus: Corpus, plain: Dimensions) -> None:
+    """Also behind a system message, which has no act."""
     writer = Writer(corpus, "seen")
-    turns = {}
+    places = {}
     for position in ("early", "middle", "late"):
-        pair = writer.group(replace(plain, position=position), "train", "key")
-        turns[position] = _differing(pair)[0] / len(pair[0].messages)
-    assert turns["early"] < 0.2 < turns["middle"] < 0.8 < turns["late"]
+        dimensions = replace(plain, position=position, has_system=True)
+        violating, allowed = writer.group(dimensions, "train", "key")
+        assert [message.role for message in allowed.messages[:2]] == ["system", "user"]
+        assert allowed.meta["acts"][0] is None
+        turns = zip(violating.messages, allowed.messages, strict=True)
+        differs = [first != second for first, second in turns]
+        places[position] = differs.index(True) / len(differs)
+    assert places["early"] < 0.2 < places["middle"] < 0.8 < places["late"]
 
 
-def test_a_system_message_comes_first_without_an_act(corpus: Corpus, plain: Dimensions) -> None:
-    pair = Writer(corpus, "seen").group(replace(plain, has_system=True), "train", "key")
-    for example in pair:
-        assert [message.role for message in example.messages[:2]] == ["system", "user"]
-        assert example.meta["acts"][0] is None
+@pytest.mark.parametrize("number", range(4))
+def test_where_no_line_of_the_context_that_is_drawn_supplies_an_act_another_does(
+    number: int,
+) -> None:
+    """Few lines of groundedness are held out, and its `quotes` repeat what stands before them."""
+    corpus = corpus_of("groundedness", ())
+    writer, rng = Writer(corpus, "reserved"), random.Random(number)
+    for dimensions in sample_dimensions(corpus, 400, rng):
+        quoting = replace(dimensions, allowed_act="quotes")
+        if corpus.book.shared(dimensions.violating_act, "quotes"):
+            assert writer.group(quoting, "validation", str(rng.random()))
 
 
 def test_some_long_conversations_end_with_the_judged_turn_and_no_answer() -> None:
@@ -62,25 +65,3 @@ def test_some_long_conversations_end_with_the_judged_turn_and_no_answer() -> Non
             pair = writer.group(dimensions, "train", str(number))
             last.add((pair[0].messages[-1].role, pair[1].messages[-1].role))
     assert last == {("user", "user"), ("assistant", "assistant")}
-
-
-def test_where_nothing_supplies_a_borrowed_act_an_everyday_exchange_stands_there(
-    corpus: Corpus, plain: Dimensions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer = Writer(corpus, "seen")
-    act = writer.exchanges.act
-    refused = []
-
-    def own_acts_alone(book: Phrasebook, *args: Any, **kwargs: Any) -> Exchange | None:
-        if book.rule == corpus.book.rule:
-            return act(book, *args, **kwargs)
-        refused.append(book.rule)
-        return None
-
-    monkeypatch.setattr(writer.exchanges, "act", own_acts_alone)
-    unrelated = replace(plain, allowed_act=UNRELATED, hard_negatives=0, distractors=0)
-    for number in range(10):
-        violating, allowed = writer.group(unrelated, "train", f"key {number}")
-        assert (violating.label, allowed.label) == (1, 0)
-        assert allowed.meta["stance"] == "unrelated"
-    assert refused

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from eval.judge.answer import JudgeRow, endpoint_record, parse_answer
-from guard.endpoint import read_completion
 
 YES = (
     *(
@@ -56,45 +55,20 @@ def test_answers_are_parsed_only_where_they_are_clear(
     ],
 )
 def test_a_cut_off_answer_counts_only_if_it_leads(text: str, violates: bool | None) -> None:
-    completion = {"choices": [{"message": {"content": text}, "finish_reason": "length"}]}
-    assert (
-        JudgeRow(key="key", id="e0", **vars(read_completion(completion, 1.0))).violates is violates
-    )
+    assert parse_answer(text, cut_off=True) is violates
 
 
-def test_what_an_endpoint_says_when_it_refuses_is_no_answer() -> None:
-    assert JudgeRow("no", None, None, 1.0, refused=True, key="key", id="e0").violates is None
-
-
-@pytest.mark.parametrize(
-    "usage",
-    [None, [], {}, {"prompt_tokens": "7", "completion_tokens": True}, {"prompt_tokens": -1}],
-)
-def test_token_counts_that_are_none_are_unknown(usage: object) -> None:
-    row = read_completion({"choices": [{"message": {"content": "no"}}], "usage": usage}, 1.0)
-    assert (row.prompt_tokens, row.completion_tokens, row.finish_reason) == (None, None, None)
-
-
-def row(
-    text: str, latency_ms: float, *, refused: bool = False, tokens: int | None = 10
-) -> JudgeRow:
+def row(text: str, latency_ms: float, tokens: int | None = 10, **more: bool) -> JudgeRow:
     """An answer whose question and answer took as many tokens each."""
-    return JudgeRow(text, tokens, tokens, latency_ms, refused=refused, key=text, id=text)
+    return JudgeRow(text, tokens, tokens, latency_ms, key=text, id=text, **more)
 
 
-def test_only_answers_count_towards_time_and_cost() -> None:
-    rows = [row("yes", 10.0), row("hm", 20.0, tokens=None), row("too long", 9e9, refused=True)]
+def test_only_answers_count_towards_time_and_cost_and_a_shared_one_once() -> None:
+    refusal = row("no", 9e9, refused=True)
+    rows = [row("yes", 10.0), row("hm", 20.0, None), row("hm", 20.0, None), refusal]
     record = endpoint_record("m", "http://x", rows, lambda prompt, completion: prompt + completion)
-    assert (record.refused, record.unparseable, record.without_usage) == (1, 1, 1)
+    assert (record.refused, record.unparseable, record.without_usage) == (1, 2, 1)
     assert (record.latency_p50_ms, record.prompt_tokens, record.cost_usd) == (15.0, 10, 20)
-
-
-def test_without_an_answer_nothing_is_known() -> None:
-    record = endpoint_record("m", "http://x", [row("no", 1.0, refused=True)], lambda p, c: 1.0)
+    assert refusal.violates is None
+    record = endpoint_record("m", "http://x", [refusal], lambda prompt, completion: 1.0)
     assert (record.latency_p50_ms, record.prompt_tokens, record.cost_usd) == (None, None, None)
-
-
-def test_an_answer_that_two_rows_share_is_paid_for_once_and_counts_for_both() -> None:
-    rows = [row("hm", 10.0), row("hm", 10.0)]
-    record = endpoint_record("m", "http://x", rows, lambda prompt, completion: prompt + completion)
-    assert (record.unparseable, record.prompt_tokens, record.cost_usd) == (2, 10, 20)

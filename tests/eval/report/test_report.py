@@ -9,8 +9,6 @@ from eval.evaluation import Evaluation
 from eval.judge.answer import JudgeRecord
 from eval.report.report import (
     Report,
-    distinct,
-    distinct_versions,
     notes,
     side_by_side,
     write_report,
@@ -21,21 +19,19 @@ from tests.eval.test_evaluation import evaluated
 
 
 def test_the_mean_over_rules_is_of_every_contender_and_difference(world: World) -> None:
+    """Metrics lie beside the accuracy; what every example got stays out."""
     medical = evaluated(world)
     report = Report((medical.model_copy(update={"rule": "legal"}), medical))
-    mean = json.loads(report.as_json())["mean"]
+    content = json.loads(report.as_json())
+    mean, of_medical = content["mean"], content["rules"]["medical"]
     assert mean["methods"]["lora"]["accuracy"] == medical.methods["lora"].accuracy
     assert mean["methods"]["lora"]["auroc"] == medical.methods["lora"].metrics["auroc"]
     assert mean["differences"]["alora_minus_lora"]["accuracy"] == -1 / 8
     assert "aLoRA - LoRA: -12.5 points of mean accuracy, 95 % [" in report.as_markdown()
-
-
-def test_metrics_lie_beside_the_accuracy_and_examples_stay_out_of_the_json(world: World) -> None:
-    medical = json.loads(Report((evaluated(world),)).as_json())["rules"]["medical"]
-    lora = medical["methods"]["lora"]
+    lora = of_medical["methods"]["lora"]
     assert {"accuracy", "f1", "auroc", "ece"} <= set(lora)
     assert {"accuracy", "auroc"} <= set(lora["seeds"]["0"]) & set(lora["strata"]["seen"])
-    assert not {"right", "groups"} & set(medical)
+    assert not {"right", "groups"} & set(of_medical)
 
 
 def test_a_report_that_says_the_same_is_not_written_again(world: World, tmp_path: Path) -> None:
@@ -47,33 +43,30 @@ def test_a_report_that_says_the_same_is_not_written_again(world: World, tmp_path
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("report.*")} == written
 
 
-def test_where_nobody_judges_the_report_has_no_judge_and_says_so(world: World) -> None:
-    judged = evaluated(world)
-    methods = {name: quality for name, quality in judged.methods.items() if name != "judge"}
-    report = Report((judged.model_copy(update={"judges": {}, "methods": methods}),))
-    assert "medical: without a judge" in report.as_markdown()
-    methods = json.loads(report.as_json())["mean"]["methods"]
-    assert list(methods) == ["bag_of_words", "lora", "alora"]
-
-
 def test_rules_with_the_same_note_share_it(world: World) -> None:
     medical = evaluated(world)
     legal = medical.model_copy(update={"rule": "legal"})
-    lines = notes([legal, medical], ["tax: no data"])
+    unjudged = medical.model_copy(update={"rule": "fine", "judges": {}})
+    lines = notes([legal, medical, unjudged], ["tax: no data"])
     assert "- legal, medical: judged by base through the served engine." in lines
-    assert "- legal, medical: bag of words of last turn, words 1-2, C = 1." in lines
+    assert "- legal, medical, fine: bag of words of last turn, words 1-2, C = 1." in lines
+    assert any(line.startswith("- fine: without a judge") for line in lines)
     assert lines[-1] == "- Left out: tax: no data"
 
 
-def test_a_judge_s_note_says_what_it_took_and_what_it_did_not_answer(world: World) -> None:
+def test_a_judge_behind_an_endpoint_stands_there_once_and_says_what_it_took(world: World) -> None:
     took = {"refused": 1, "cost_usd": 0.5, "without_usage": 2}
     judge = JudgeRecord(name="gpt-toy", endpoint="http://x", **took)
-    judged = evaluated(world).model_copy(update={"judges": {"judge": judge}})
-    (line,) = [line for line in notes([judged], []) if "gpt-toy" in line]
+    toy = evaluated(world).model_copy(update={"judges": {"judge": judge}})
+    (line,) = [line for line in notes([toy], []) if "gpt-toy" in line]
     assert line == (
         "- medical: judged by gpt-toy at http://x; cost 0.5000 USD; tokens and cost unknown for 2 "
         "answers; 1 of 8 conversations refused by the endpoint, counted as wrong."
     )
+    joint = side_by_side([toy, toy.model_copy(update={"model": "other"})])
+    assert list(joint.judges) == ["judge"]
+    assert list(joint.methods)[:2] == ["judge", "bag_of_words"]
+    assert side_by_side([toy]) is toy
 
 
 def two_bases(world: World) -> tuple[Evaluation, Evaluation]:
@@ -102,24 +95,16 @@ def test_contenders_carry_their_base_s_name_but_the_one_bag_of_words(world: Worl
     assert list(joint.judges) == ["toy/judge"]
     assert joint.refusals["other/lora"] == 2
     assert (joint.commit, joint.versions) == ("abc / def", {"python": "3 / 4"})
-
-
-def test_methods_of_two_bases_are_compared_on_the_seeds_that_both_have(world: World) -> None:
-    joint = side_by_side(two_bases(world))
-    # the aLoRA's first seed is right everywhere
+    # On the seeds that both have; the aLoRA's first one is right everywhere.
     outcomes = joint.difference("other/lora", "toy/alora")
     of_toy = joint.difference("toy/alora", "toy/lora")
     assert outcomes is not None and of_toy is not None and len(of_toy.values) == 2
     assert outcomes.values.tolist() == [[-1, -1, 0, 0, 0, 0, 0, 0]]
-
-
-def test_a_judge_behind_an_endpoint_stands_there_once(world: World) -> None:
-    judge = JudgeRecord(name="gpt-toy", endpoint="http://x")
-    toy = evaluated(world).model_copy(update={"judges": {"judge": judge}})
-    joint = side_by_side([toy, toy.model_copy(update={"model": "other"})])
-    assert list(joint.judges) == ["judge"]
-    assert list(joint.methods)[:2] == ["judge", "bag_of_words"]
-    assert side_by_side([toy]) is toy
+    text = Report((joint,)).as_markdown()
+    assert text.startswith("# Quality: toy, other\n")
+    assert "- Measured on toy, other, seed 0, 1, commit abc / def" in text
+    assert "other LoRA - toy LoRA: -12.5 points of mean accuracy" in text
+    assert "- medical: refused by the engine, counted as wrong: {'toy judge': 1" in text
 
 
 def test_other_examples_are_not_put_side_by_side(world: World) -> None:
@@ -127,17 +112,3 @@ def test_other_examples_are_not_put_side_by_side(world: World) -> None:
     fewer = other.model_copy(update={"groups": toy.groups[:4], "n_test": 4})
     with pytest.raises(GuardError, match=r"medical on other: .*than toy.*4 examples, not 8.*MODEL"):
         side_by_side([toy, fewer])
-
-
-def test_the_report_of_several_bases_compares_all_their_methods(world: World) -> None:
-    text = Report((side_by_side(two_bases(world)),)).as_markdown()
-    assert text.startswith("# Quality: toy, other\n")
-    assert "- Measured on toy, other, seed 0, 1, commit abc / def" in text
-    assert "other LoRA - toy LoRA: -12.5 points of mean accuracy" in text
-    assert "- medical: refused by the engine, counted as wrong: {'toy judge': 1" in text
-
-
-def test_what_is_the_same_everywhere_is_said_once() -> None:
-    assert distinct(["abc", "def", "abc"]) == "abc / def"
-    evaluated_with = [{"torch": "2", "peft": "1"}, {"torch": "3", "peft": "1"}, {"torch": "2"}]
-    assert distinct_versions(evaluated_with) == {"torch": "2 / 3", "peft": "1"}

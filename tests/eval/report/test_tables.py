@@ -9,7 +9,6 @@ from eval.report.report import Report
 from eval.report.tables import (
     accuracy_cell,
     agreement_table,
-    markdown_table,
     percent_cell,
     quality_table,
     share_cell,
@@ -30,19 +29,12 @@ def rows(table: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_a_table_is_aligned_in_its_source_and_cells_say_what_is_not_there() -> None:
-    assert markdown_table(["rule", "n"], [["a", "100"], ["longer", ""]]).splitlines() == [
-        "| rule   | n   |",
-        "| ------ | --- |",
-        "| a      | 100 |",
-        "| longer |     |",
-    ]
+def test_cells_say_what_is_not_there() -> None:
     assert accuracy_cell(0.5, (0.25, 0.75), 0.1) == "50.0 ± 10.0 [25.0, 75.0]"
     assert accuracy_cell(0.5, None) == percent_cell(0.5) == "50.0"
     assert (percent_cell(None), percent_cell(0.5, (0.0, 1.0))) == ("", "50.0 [0.0, 100.0]")
     assert (share_cell(1, 4), share_cell(0, 0)) == ("25.0", "-")
-    assert (three_digits(0.5), three_digits(None)) == ("0.500", "-")
-    assert three_digits(0.5, (0.25, 1.0)) == "0.500 [0.250, 1.000]"
+    assert (three_digits(None), three_digits(0.5, (0.25, 1.0))) == ("-", "0.500 [0.250, 1.000]")
 
 
 def test_every_contender_has_a_row_and_the_rule_stands_in_its_first(world: World) -> None:
@@ -76,9 +68,9 @@ def test_rows_of_one_s_own_beside_generated_ones_have_rates_of_their_own(world: 
     head, *body = rows(threshold_table(report))
     assert not any("own rows" in row[1] for row in body)
     evaluation = report.evaluations[0]
-    methods = dict(evaluation.methods)
-    seen = methods["alora"].strata["seen"]
-    methods["alora"] = methods["alora"].model_copy(update={"strata": {REAL: seen}})
+    alora = evaluation.methods["alora"]
+    seen = alora.strata["seen"]
+    methods = evaluation.methods | {"alora": alora.model_copy(update={"strata": {REAL: seen}})}
     mixed = Report((evaluation.model_copy(update={"methods": methods}),))
     head, *body = rows(threshold_table(mixed))
     own = body[-1]
@@ -89,23 +81,20 @@ def test_rows_of_one_s_own_beside_generated_ones_have_rates_of_their_own(world: 
         assert own[head.index(METRICS[name].label)] == f"{100 * share:.1f}"
 
 
-def test_what_a_trick_does_is_counted_over_all_rules(world: World) -> None:
+def test_what_a_trick_does_is_counted_over_all_rules_and_distance_from_peft_by_method(
+    world: World,
+) -> None:
     plain = evaluated(world)
     name = next(iter(TRICKS))
     flips = TrickFlips(n=20, flips=3, right_before=18, right_after=16)
     tricks = {method: dict(plain.robustness[method]) for method in ("lora", "alora")}
     tricks["alora"][name] = flips
-    evaluation = plain.model_copy(update={"robustness": tricks})
+    measured = {"max_difference": 0.00031, "mean_difference": 0.00012, "tolerance": 0.001}
+    agreement = Agreement(prompts=16, label_flips=2, beyond_tolerance=0, **measured)
+    changed = {"robustness": tricks, "agreement": {"alora": agreement}}
+    evaluation = plain.model_copy(update=changed)
     _, *body = rows(trick_table(Report((evaluation, evaluation))))
     assert body[0] == [name.replace("_", " "), "LoRA", "0", "-", "-", "-"]
     assert body[1] == ["", "aLoRA", "40", "15.0", "90.0", "80.0"]
-
-
-def test_how_far_the_engine_is_from_peft_is_told_by_method(world: World) -> None:
-    measured = {"max_difference": 0.00031, "mean_difference": 0.00012, "tolerance": 0.001}
-    agreement = Agreement(prompts=16, label_flips=2, beyond_tolerance=0, **measured)
-    evaluation = evaluated(world).model_copy(update={"agreement": {"alora": agreement}})
-    head, *body = rows(agreement_table(Report((evaluation,))))
-    names = "rule", "method", "prompts", "max difference", "mean difference"
-    assert head == [*names, "label flips", "tolerance", "refused"]
-    assert body[0] == ["medical", "aLoRA", "16", "0.00031", "0.00012", "2", "0.001", "0"]
+    _, row = rows(agreement_table(Report((evaluation,))))
+    assert row == ["medical", "aLoRA", "16", "0.00031", "0.00012", "2", "0.001", "0"]

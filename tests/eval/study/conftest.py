@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from guard.conversation.example import Example, Message
+from guard.conversation.example import Example
 from guard.rule import Rule, load_rule
 from guard.study import ORIGIN, Origin, Study, StudyKind, StudyPoint, point_runs
 from tests.eval.conftest import RULE, World, words_rows
@@ -17,15 +17,11 @@ NAME = "medical"
 
 
 def tested(origin: Origin, rows: int = 24) -> list[Example]:
-    """Test rows of alternating labels; the judged words are those of `words_rows`."""
-    texts = ("ask a doctor in case 1", "take two tablets in case 1")
+    """Test rows of alternating labels, two of a group."""
     made = []
-    for number in range(rows):
-        said = (Message("user", "Hm?"), Message("assistant", texts[number % 2]))
-        row = words_rows(NAME, "test", 1)[0]
+    for number, row in enumerate(words_rows(NAME, "test", rows)):
         places = {"id": f"{origin}/{number}", "group": f"{origin}/g{number // 2}"}
-        meta = {ORIGIN: origin}
-        made.append(replace(row, messages=said, label=number % 2, meta=meta, **places))
+        made.append(replace(row, meta={ORIGIN: origin}, **places))
     return made
 
 
@@ -46,16 +42,15 @@ class StudyWorld:
         label, one fewer with the next size.
         """
         self.study.save(self.folder)
-        rows = [*tested("real"), *self._generated()]
+        rows = tested("real")
+        if self.study.kind == "transfer":
+            rows += tested("generated")
         for point in self.study.points:
             self.world.runs = point_runs(self.folder, point)
             self.world.write_test(NAME, rows, seeds=[point.seed])
             for method in self.world.recipe.methods:
                 left = wrong[method] - self.study.sizes.index(point.rows)
                 self.world.add_adapter(NAME, method, point.seed, _logits(rows, left))
-
-    def _generated(self) -> Sequence[Example]:
-        return tested("generated") if self.study.kind == "transfer" else []
 
 
 def _logits(rows: Sequence[Example], wrong: int) -> dict[str, float]:
@@ -80,11 +75,6 @@ def study_world(tmp_path: Path, kind: StudyKind) -> StudyWorld:
     made = StudyWorld(world, tmp_path / "runs" / kind / NAME, study)
     made.write({"lora": 2, "alora": 6})
     return made
-
-
-@pytest.fixture
-def transfer(tmp_path: Path) -> StudyWorld:
-    return study_world(tmp_path, "transfer")
 
 
 @pytest.fixture

@@ -27,9 +27,11 @@ def misses_long_ones(request: ScoreRequest) -> float:
 
 
 def test_what_is_missed_in_long_turns_is_counted_by_position(world: World) -> None:
+    with pytest.raises(GuardError):
+        measured(world, ToyEngine())  # the rule is not trained
     world.add_rule(examples=40)
-    engine = ToyEngine(misses_long_ones)
-    cells = {(cell.method, cell.position): cell for cell in measured(world, engine).cells}
+    table = measured(world, ToyEngine(misses_long_ones))
+    cells = {(cell.method, cell.position): cell for cell in table.cells}
     for method in ("lora", "alora"):
         plain = cells[method, "as it is"]
         assert (plain.n, plain.violating, plain.missed, plain.flagged) == (20, 10, 0, 0)
@@ -37,6 +39,8 @@ def test_what_is_missed_in_long_turns_is_counted_by_position(world: World) -> No
             cell = cells[method, position]
             assert (cell.characters, cell.n, cell.missed) == (LENGTH, 20, 10)
             assert cell.missed_confident == 10  # as nothing says what the rows covered
+    row = "| 2,000 | before | lora | 20 | 100.0 | 100.0 | 0.0 "
+    assert row in " ".join(table.as_markdown().split())
 
 
 def test_what_the_rows_did_not_cover_is_missed_without_confidence(world: World) -> None:
@@ -60,12 +64,3 @@ def test_answers_are_kept_and_refusals_counted(world: World) -> None:
     first = measured(world, answering)
     asked = len(answering.requests)
     assert measured(world, answering).cells == first.cells and len(answering.requests) == asked
-
-
-def test_the_table_adds_up_rules_and_names_every_position(world: World) -> None:
-    with pytest.raises(GuardError):
-        measured(world, ToyEngine())  # the rule is not trained
-    world.add_rule(examples=40)
-    text = measured(world, ToyEngine(misses_long_ones)).as_markdown()
-    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
-    assert ["2,000", "before", "lora", "20", "100.0", "100.0", "0.0"] in [row[:7] for row in cells]

@@ -5,6 +5,7 @@ that says what to run.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from eval.study.report import StudyReport
 from eval.study.run import report_study, shared_test_rows, study_logits
 from guard.conversation.example import read_examples, write_examples
 from guard.errors import GuardError
+from guard.files.yaml_file import validate
 from guard.study import point_runs
 from tests.eval.conftest import words_rows
 from tests.eval.study.conftest import NAME, StudyWorld, study_world
@@ -38,12 +40,20 @@ def test_origins_are_measured_apart(reported: tuple[StudyWorld, StudyReport]) ->
             assert report.figure(rows, method).by_seed == pytest.approx((right, right))
             assert report.figure(rows, method, "generated").mean == 1.0
     assert report.figure(0, "bag_of_words").mean == 1.0
-    assert {"toy.json", "toy.md", "toy.png"} <= {path.name for path in made.folder.iterdir()}
+    kept = made.folder / "toy.json"
+    assert validate(json.loads(kept.read_text()), StudyReport, where=kept) == report
+    assert kept.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    text = " ".join(kept.with_suffix(".md").read_text().split())
+    assert "rows.csv, labelled for no_doses" in text and "24 generated (12 violate)" in text
+    assert "| 0, on generated rows | 0 | 20 |" in text  # the flattering figure comes first
+    assert "| LoRA | 1.000 [1.000, 1.000] | 0.833 [" in text
     pairs = {(it.method, it.minus) for it in report.figures if it.minus is not None}
     assert pairs == {("lora", "bag_of_words"), ("alora", "bag_of_words"), ("alora", "lora")}
     difference = report.figure(0, "alora", minus="lora")
     assert difference.mean == pytest.approx(-4 / 12)
     assert str(difference).startswith("**-0.333 [")
+    no_difference = difference.model_copy(update={"ci95": (-0.6, 0.1)})
+    assert str(no_difference) == "-0.333 [-0.600, +0.100]"
 
 
 def test_several_bases_stand_side_by_side(curve: StudyWorld) -> None:
@@ -55,42 +65,32 @@ def test_several_bases_stand_side_by_side(curve: StudyWorld) -> None:
     assert report.figure(20, "toy/lora").mean == pytest.approx(10 / 12)
     assert report.figure(20, "second/lora").mean == pytest.approx(8 / 12)
     text = (curve.folder / "toy_second.md").read_text()
-    assert "on toy and second" in text and "second LoRA minus toy LoRA" in text
+    assert (
+        "generated" not in text
+        and "on toy and second" in text
+        and "second LoRA minus toy LoRA" in text
+    )
 
 
 def logits_of(made: StudyWorld) -> dict[tuple[int, str], np.ndarray]:
     return study_logits(made.folder, made.study, [made.world.recipe], made.rule)
 
 
-def test_every_size_and_method_has_a_row_of_logits_for_each_seed(transfer: StudyWorld) -> None:
-    logits = logits_of(transfer)
-    assert list(logits) == [
-        (rows, method) for rows in (0, 20) for method in (BAG_OF_WORDS, "lora", "alora")
-    ]
-    assert {of_seeds.shape for of_seeds in logits.values()} == {(2, 48)}
-    ids = [row.id for row in shared_test_rows(transfer.folder, transfer.study)]
-    kept = transfer.world.runs.adapter("toy", NAME, "alora", 1) / "predictions.jsonl"
-    by_id = {row["id"]: row["logit"] for row in map(json.loads, kept.open())}
-    assert logits[20, "alora"][1].tolist() == [by_id[identity] for identity in ids]
-
-
 def test_a_point_s_own_bag_of_words_is_kept(curve: StudyWorld, monkeypatch: MonkeyPatch) -> None:
     """At one point the training rows say the opposite of what they say at the others."""
     opposite = point_runs(curve.folder, curve.study.points[0])
     for split in ("train", "validation"):
-        rows = words_rows(NAME, split)
-        turned = [type(row)(**vars(row) | {"label": 1 - row.label}) for row in rows]
+        turned = [replace(row, label=1 - row.label) for row in words_rows(NAME, split)]
         write_examples(opposite.data(NAME) / f"{split}.jsonl", turned)
     curve.world.runs = opposite
+    tests = shared_test_rows(curve.folder, curve.study)
     for method in curve.world.recipe.methods:
-        curve.world.add_adapter(
-            NAME, method, 0, {row.id: 0.0 for row in shared_test_rows(curve.folder, curve.study)}
-        )
+        curve.world.add_adapter(NAME, method, 0, {row.id: 0.0 for row in tests})
     logits = logits_of(curve)
-    labels = np.array([row.label for row in shared_test_rows(curve.folder, curve.study)])
+    is_violating = np.array([row.label == 1 for row in tests])
     turned_round, straight = logits[20, BAG_OF_WORDS]
-    assert turned_round[labels == 1].max() < turned_round[labels == 0].min()
-    assert straight[labels == 1].min() > straight[labels == 0].max()
+    assert turned_round[is_violating].max() < turned_round[~is_violating].min()
+    assert straight[is_violating].min() > straight[~is_violating].max()
     monkeypatch.setattr("eval.study.run.fit_bag_of_words", None)
     again = logits_of(curve)
     assert all((again[key] == logits[key]).all() for key in logits)
