@@ -54,7 +54,6 @@ def test_several_texts_have_a_result_each(engine: ToyEngine, sdk: openai.OpenAI)
 
 def test_a_malformed_request_is_told(client: Client) -> None:
     for body, why in (
-        ({"input": []}, "input"),
         ({"input": ["x"] * (MAX_TEXTS + 1)}, "input"),
         ({"input": "Hi", "n": 1}, "n: there is no such key"),
         ({"input": 7}, "input: Input should be a valid string or a valid list, got 7"),
