@@ -105,25 +105,28 @@ def test_too_few_agreed_cases_are_an_error_and_stay(server: Server, answers: Pat
     assert len(set(server.requests)) == len(server.requests) > answered
 
 
-def test_a_text_that_is_refused_or_never_in_form_costs_its_case_alone(
-    server: Server, answers: Path
-) -> None:
-    def faulty(kind: str, text: str) -> Reply | None:
-        faults = {
-            "write": ("birch" in text, "amber" in text),
-            "judge": (text.endswith('0"}'), False),
-        }
-        is_refused, is_out_of_form = faults.get(kind, (False, False))
-        if is_refused:
-            return Reply("flagged", 400)
-        return Reply("no conversation") if is_out_of_form else None
+def test_an_answer_that_is_never_in_form_costs_its_case(server: Server, answers: Path) -> None:
+    def reply(kind: str, system: str, user: str, name: str) -> str:
+        if kind == "write" and ("amber 0" in user or "amber 1" in user):
+            return '{"messages": [{"role": "narrator", "content": "once"}]}'
+        return Server.reply(server, kind, system, user, name)
 
-    server.change = faulty
+    server.reply = reply  # type: ignore[method-assign]
     examples, statistics = debated(server, answers, seeds=())
     assert len(examples) == 40
-    outcomes = statistics["outcomes"]
-    assert outcomes["refused by the endpoint"] > 3 and outcomes["not written in form"] > 3
-    assert statistics["malformed"] == 3 * outcomes["not written in form"]
+    assert statistics["outcomes"]["not written in form"] >= 1
+    assert statistics["malformed"] == 3 * statistics["outcomes"]["not written in form"]
+
+
+def test_a_text_that_is_refused_costs_its_case_alone(server: Server, answers: Path) -> None:
+    def refused(kind: str, text: str) -> Reply | None:
+        is_refused = {"write": "amber" in text, "judge": text.endswith('0"}')}
+        return Reply("flagged", 400) if is_refused.get(kind) else None
+
+    server.change = refused
+    examples, statistics = debated(server, answers, seeds=())
+    assert len(examples) == 40
+    assert statistics["outcomes"]["refused by the endpoint"] > 3
     requests = len(server.requests)
     assert debated(server, answers, seeds=()) == (examples, statistics)
     assert len(server.requests) == requests
