@@ -151,11 +151,9 @@ class Writer:
         allowed = self.exchanges.act(
             book, dimensions.allowed_act, severity, key, rng, terse=terse, context=context
         )
-        for name in dict.fromkeys(
-            context
-        ):  # where no line of the one drawn supplies an act's words
-            if allowed is None:
-                allowed = self.exchanges.act(
+        if allowed is None:  # no line of the context drawn supplies the act's words
+            for name in dict.fromkeys(context):
+                allowed = allowed or self.exchanges.act(
                     book, dimensions.allowed_act, severity, key, rng, terse=terse, context=(name,)
                 )
         if allowed is None:
