@@ -28,8 +28,7 @@ from serve.scan.versions import Versions, find_versions, replayed_parts
 from serve.selection import ServedPart, open_engines
 from tests.serve.cards import prompts, save_card, text_of
 from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
-from tests.serve.scan.test_flips import tallied
-from tests.serve.scan.test_versions import weights
+from tests.serve.scan.test_versions import tallied, weights
 
 ROWS = 40
 

@@ -1,10 +1,11 @@
-"""A scan that is cut off anywhere ends as one that was not."""
+"""A scan that is cut off anywhere ends as one that was not; how its conversations are judged."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,16 @@ import pytest
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
+from serve.engine import Call, OpenCheck
+from serve.scan import judge as judging
+from serve.scan.judge import judge, part_rows
 from serve.scan.parts import PartFolder, ScanManifest
 from serve.scan.run import summary
 from serve.scan.scan import read_parts, scan
-from serve.scan.sources import size_of, state_of
+from serve.scan.sources import StoredConversation, size_of, state_of
 from tests.serve.client.censor import Censor
+from tests.serve.guarded import CONVERSATION, guard_engine
+from tests.serve.toy_engine import ToyEngine
 
 TEXTS = {3: "forbidden", 8: "cannot be judged", 11: "forbidden"}  # of these rows
 
@@ -110,7 +116,9 @@ def test_a_part_that_is_not_whole_is_named_and_judged_again_once_it_is_deleted(
     part.unlink()
     assert folder.finished is None
     scan(Censor(), folder)
-    assert content(folder.folder) == whole and folder.finished is not None
+    assert content(folder.folder) == whole
+    again = PartFolder(folder.folder, folder.manifest).finished
+    assert again is not None and again.conversations == 10
 
 
 @pytest.mark.parametrize(
@@ -141,3 +149,88 @@ def test_a_part_goes_on_in_the_next_source_and_bytes_add_up(tmp_path: Path) -> N
     assert all(part.read_bytes > 0 for part in parts)
     (tmp_path / "empty.jsonl").touch()
     assert list(read_parts(manifest(tmp_path / "empty.jsonl"))) == []
+
+
+def conversation(*contents: str) -> tuple[Message, ...]:
+    return tuple(Message("user", content) for content in contents)
+
+
+def test_those_that_share_a_beginning_are_asked_one_after_the_other_and_few_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(judging, "OPEN", 3)
+    engine = ToyEngine({"fine": -2.0})
+    open_at_once: list[int] = []
+    engine.on_step = lambda: open_at_once.append(sum(not call.done for _, call in engine.open))
+    asked = [conversation("b", "2"), conversation("a"), conversation("b"), conversation("b", "1")]
+    judge(engine, asked, ["fine"])  # type: ignore[arg-type]
+    assert engine.conversations == [asked[1], asked[2], asked[3], asked[0]]
+    assert max(open_at_once) == 3
+
+
+class Brittle(Censor):
+    """A batch with "poison" in it fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._poisoned: list[Call] = []
+
+    def open_check(
+        self,
+        messages: Sequence[Message],
+        rules: Sequence[str] | None,
+        *,
+        cache_salt: str | None = None,
+    ) -> OpenCheck:
+        opened = super().open_check(messages, rules, cache_salt=cache_salt)
+        if any("poison" in message.content for message in messages):
+            self._poisoned.append(opened.call)
+        return opened
+
+    def step(self) -> None:
+        for _, call in self.open:
+            if any(poisoned is call for poisoned in self._poisoned):
+                raise RuntimeError("out of\nmemory")
+        super().step()
+
+
+@pytest.mark.parametrize("broken", ["poison", "breaks"])  # at a step; when it is opened
+def test_a_failing_check_is_refused_and_the_others_are_judged(broken: str) -> None:
+    texts = [f"number {number}" for number in range(50)]
+    texts[7], texts[8], texts[31] = broken, "forbidden", "forbidden"
+    engine = Brittle()
+    checks = judge(engine, [conversation(text) for text in texts], ["words", "fine"])
+    violated = [number for number, check in enumerate(checks) if check.outcome == "violation"]
+    assert violated == [8, 31]
+    for number, check in enumerate(checks):
+        assert bool(check.refused) == (number == 7) != bool(check.verdicts)
+    reasons = {refusal.why for refusal in checks[7].refused.values()}
+    errors = {"poison": "RuntimeError: out of memory", "breaks": "GuardError: the check broke"}
+    assert reasons == {f"the engine failed: {errors[broken]}"}
+    assert engine.open == [] or all(call.done for _, call in engine.open)
+
+
+@pytest.mark.slow
+def test_verdicts_are_those_of_single_checks_and_a_shared_beginning_is_computed_once() -> None:
+    engine = guard_engine()
+    longer = (*CONVERSATION, Message("assistant", "I can not say."), Message("user", "Why not?"))
+    engine.forget()
+    alone = [engine.check(messages) for messages in (CONVERSATION, longer)]
+    engine.forget()
+    together = judge(engine, [longer, CONVERSATION], list(engine.rules))
+    for check, single in zip(together, reversed(alone), strict=True):
+        assert [verdict.logit for verdict in check.verdicts] == pytest.approx(
+            [verdict.logit for verdict in single.verdicts], abs=1e-3
+        )
+    computed = sum(check.computed_tokens for check in together)
+    assert computed <= 1.2 * sum(check.computed_tokens for check in alone)
+
+
+def test_an_engine_that_answers_nothing_any_longer_is_an_error_that_names_the_rows() -> None:
+    engine = ToyEngine()
+    part = [StoredConversation("a.jsonl", number, "", conversation("zebra")) for number in (4, 5)]
+    crashing = replace(manifest(), rules={"crash": "abc"})
+    problem = r"a\.jsonl, row 4, to a\.jsonl, row 5: .*RuntimeError: the batch broke.*again"
+    with pytest.raises(GuardError, match=problem):
+        part_rows(engine, part, crashing)  # type: ignore[arg-type]
+    assert engine.open == []

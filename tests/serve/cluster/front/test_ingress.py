@@ -11,10 +11,7 @@ from typing import Any
 
 import pytest
 
-from serve.cluster.messages import (
-    RelayedRequest,
-    RelayedResponse,
-)
+from serve.cluster.messages import RelayedRequest, RelayedResponse
 from tests.serve.api.input.every_method import PATHS, check_path
 from tests.serve.api.streaming import OpenStream, streamed
 from tests.serve.cluster.words_cluster import REPLICA, LocalCluster, body, p_of
@@ -46,10 +43,7 @@ def test_checks_are_answered_as_by_one_server_and_a_conversation_by_one_replica(
         answer = client.post("/v1/check", json=body(VIOLATES), headers={"x-request-id": "mine"})
         assert answer.json()["verdict"] == "violation"
         assert answer.headers.get_list("x-request-id") == ["mine"]
-        names = [rule["rule"] for rule in client.get("/v1/rules").json()]
-        assert sorted(names) == ["greeting", "manners"]
         assert client.get("/docs").status_code == 200
-        assert "/v1/check" in client.get("/openapi.json").json()["paths"]
 
 
 def test_a_reply_whose_id_stood_for_two_conversations_is_refused_as_by_one_server(
@@ -237,18 +231,3 @@ def test_a_watching_cluster_serves_what_is_trained_again_by_itself(
         before = answer()
         save_words(cluster.root / "manners", b"second")
         wait_until(lambda: answer() != before)
-
-
-def test_metrics_are_those_of_all_replicas_and_of_what_none_has_seen(cluster: LocalCluster) -> None:
-    with cluster.client() as client:
-        for number in range(10):
-            client.post("/v1/check", json=body(f"a {number}"))
-        client.post("/v1/check/stream")
-        text = client.get("/metrics").text
-    for line in (
-        'guard_checks_total{rule_set="",tenant="",verdict="allow"} 10.0',
-        'guard_request_seconds_count{format="check",status="200"} 10.0',
-        'guard_request_seconds_count{format="stream",status="422"} 1.0',
-        *("guard_ready 2.0", "guard_replicas 2.0", "guard_rules_served 2.0"),
-    ):
-        assert line in text

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import collections
 import random
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from guard.errors import GuardError
 from serve.cluster.shards.placement import place_for, placed, split
+from serve.cluster.size import ReplicaRange
 
 
 def names(count: int) -> list[str]:
@@ -56,3 +58,15 @@ def test_more_shards_than_rules_are_refused(tmp_path: Path) -> None:
     folders = {rule: tmp_path / rule for rule in names(5)}
     parts = split(folders, 2)
     assert parts[0] | parts[1] == folders and sorted(map(len, parts)) == [2, 3]
+
+
+def test_a_number_is_fixed_and_a_range_is_not() -> None:
+    for text, low, high in (("2", 2, 2), ("1-4", 1, 4)):
+        size = ReplicaRange.parse(text)
+        assert size == ReplicaRange(low, high) and size.is_fixed == (low == high)
+
+
+@pytest.mark.parametrize("text", ["", "0", "4-1", "a", "1-", "-2", "1-2-3", "257", "0-2", "²"])
+def test_what_is_no_number_of_replicas_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="got"):
+        ReplicaRange.parse(text)
