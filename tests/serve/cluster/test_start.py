@@ -107,12 +107,8 @@ def test_two_replicas_of_the_tiny_base_judge_keep_conversations_change_rules_and
         assert first.headers[REPLICA] == longer.headers[REPLICA]
         usage = first.json()["usage"]
         read = usage["cached_tokens"] + usage["computed_tokens"]
-        again = checked(client, 9).json()["usage"]
-        new = longer.json()["usage"]
-        # Of what the first check had read nothing is computed again; of the same text suffixes.
-        assert new["cached_tokens"] > read / len(RULES) * 0.7
-        assert again["computed_tokens"] < new["computed_tokens"]
-        assert again["cached_tokens"] > new["cached_tokens"]
+        # Of what the first check had read nothing is computed again.
+        assert longer.json()["usage"]["cached_tokens"] > read / len(RULES) * 0.7
 
         before = p_of(longer.json())
         folder = cluster.runs / "tiny" / "pii_leak" / "alora"
@@ -140,7 +136,7 @@ def test_two_replicas_of_the_tiny_base_judge_keep_conversations_change_rules_and
     assert cluster.process.wait(60) == 0
     assert [pid for pid in left if Path(f"/proc/{pid}").exists()] == []
     assert not (cluster.home / ".ray").exists()
-    assert len(cluster.audit.read_text().splitlines()) == 4 + SESSIONS
+    assert len(cluster.audit.read_text().splitlines()) == 3 + SESSIONS
     assert cluster.process.stdout is not None
     output = cluster.output + cluster.process.stdout.read()
     assert [line for line in output.splitlines() if "ray" in line.lower()] == []

@@ -55,13 +55,10 @@ def one_by_one(tokens: np.ndarray, rate: float, seed: int) -> Replay:
 
 @pytest.mark.parametrize("load", [0.3, 0.8])
 def test_latencies_are_those_of_queueing_theory(load: float) -> None:
-    constant = one_by_one(np.full(CHECKS, SERVICE_S * 1e6 - 1), load / SERVICE_S, seed=1)
-    expected_s = SERVICE_S * (1 + load / (2 * (1 - load)))  # M/D/1: Pollaczek and Khinchine
-    assert constant.latencies_s.mean() == pytest.approx(expected_s, rel=0.05)
-    assert constant.busy_s / constant.wall_s == pytest.approx(load, rel=0.03)
     draw = np.random.default_rng(7)
     tokens = np.maximum(0, draw.exponential(SERVICE_S * 1e6, CHECKS))
     exponential = one_by_one(tokens, load / SERVICE_S, seed=2)
+    assert exponential.busy_s / exponential.wall_s == pytest.approx(load, rel=0.03)
     assert exponential.latencies_s.mean() == pytest.approx(SERVICE_S / (1 - load), rel=0.07)
     # Latencies of M/M/1 are exponential too.
     p95_s = -np.log(0.05) * SERVICE_S / (1 - load)

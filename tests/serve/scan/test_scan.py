@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from serve.scan import judge as judging
 from serve.scan.judge import judge, part_rows
 from serve.scan.parts import PartFolder, ScanManifest
 from serve.scan.run import summary
-from serve.scan.scan import read_parts, scan
-from serve.scan.sources import StoredConversation, size_of, state_of
+from serve.scan.scan import scan
+from serve.scan.sources import StoredConversation, state_of
 from tests.serve.client.censor import Censor
 from tests.serve.guarded import CONVERSATION, guard_engine
 from tests.serve.toy_engine import ToyEngine
@@ -49,7 +49,8 @@ def content(folder: Path) -> dict[str, str]:
 
 def test_every_row_has_a_verdict_of_every_rule_in_the_order_of_the_files(tmp_path: Path) -> None:
     files = [write_rows(tmp_path / name, 10) for name in ("a.jsonl", "b.jsonl")]
-    folder = PartFolder(tmp_path / "scan", manifest(*files))
+    (tmp_path / "empty.jsonl").touch()
+    folder = PartFolder(tmp_path / "scan", manifest(files[0], tmp_path / "empty.jsonl", files[1]))
     finished = scan(Censor(), folder)
     rows = [row for number in range(5) for row in folder.read(number)]
     places = [(row["source"], row["row"], row["rule"]) for row in rows]
@@ -141,16 +142,6 @@ def test_a_source_that_changes_while_it_is_scanned_is_no_finished_scan(
     assert folder.finished is None
 
 
-def test_a_part_goes_on_in_the_next_source_and_bytes_add_up(tmp_path: Path) -> None:
-    files = [write_rows(tmp_path / name, 7) for name in ("a.jsonl", "b.jsonl")]
-    parts = list(read_parts(manifest(*files, rows_a_part=4)))
-    assert [len(part.conversations) for part in parts] == [4, 4, 4, 2]
-    assert sum(part.read_bytes for part in parts) == sum(size_of(str(file)) for file in files)
-    assert all(part.read_bytes > 0 for part in parts)
-    (tmp_path / "empty.jsonl").touch()
-    assert list(read_parts(manifest(tmp_path / "empty.jsonl"))) == []
-
-
 def conversation(*contents: str) -> tuple[Message, ...]:
     return tuple(Message("user", content) for content in contents)
 
@@ -175,15 +166,9 @@ class Brittle(Censor):
         super().__init__()
         self._poisoned: list[Call] = []
 
-    def open_check(
-        self,
-        messages: Sequence[Message],
-        rules: Sequence[str] | None,
-        *,
-        cache_salt: str | None = None,
-    ) -> OpenCheck:
-        opened = super().open_check(messages, rules, cache_salt=cache_salt)
-        if any("poison" in message.content for message in messages):
+    def open_check(self, *arguments: Any, **options: Any) -> OpenCheck:
+        opened = super().open_check(*arguments, **options)
+        if any("poison" in message.content for message in arguments[0]):
             self._poisoned.append(opened.call)
         return opened
 

@@ -64,18 +64,36 @@ def test_what_names_no_readable_file_is_an_error(tmp_path: Path) -> None:
         names_of("bob's logs/*.jsonl")
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.ndjson"])
-def test_lines_are_conversations_and_bad_ones_say_why(tmp_path: Path, name: str) -> None:
+LINES = {
+    json.dumps({"id": 0, "messages": HI}).encode(): "",
+    json.dumps({"id": None, "text": "Hi"}).encode(): "",
+    b"{broken": "not valid JSON",
+    b"[1]": "must be an object",
+    b"{}": "no conversation",
+    '{"text": "caf\u00e9"}'.encode("cp1252"): "not UTF-8 text, byte 0xe9, in Windows-1252 '\u00e9'",
+    # Readers differ in which one counts.
+    b'{"messages": [{"role": "user", "content": "bad", "content": "Hi"}]}': (
+        "not valid JSON: the key 'content' stands twice at column 50"
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [("rows.jsonl", b"\n"), ("rows.jsonl.gz", b"\n\n"), ("rows.ndjson", b"\r")],  # of an old Mac
+)
+def test_lines_are_conversations_and_bad_ones_say_why(
+    tmp_path: Path, name: str, end: bytes
+) -> None:
     path = tmp_path / name
-    content = json.dumps({"id": 0, "messages": HI}) + "\n\n{broken\n[1]\n{}\n"
-    data = content.encode() + b'{"text": "\xff"}\n'
+    data = end.join(LINES) + end
     path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     rows = list(read_source(str(path)))
-    assert [row.number for row in rows] == [0, 1, 2, 3, 4]
-    assert (rows[0].id, rows[0].messages) == ("0", (Message("user", "Hi"),))
-    words = ["", "not valid JSON", "must be an object", "no conversation", "not valid JSON"]
-    for row, problem in zip(rows, words, strict=True):
-        assert problem in row.problem and bool(problem) == (row.messages == ())
+    assert [row.number for row in rows] == [*range(len(LINES))]
+    assert [row.id for row in rows[:2]] == ["0", ""]
+    for row, problem in zip(rows, LINES.values(), strict=True):
+        assert problem in row.problem and bool(problem) == bool(row.problem)
+        assert row.messages == (() if problem else (Message("user", "Hi"),))
     assert rows[-1].read_bytes == path.stat().st_size
 
 
@@ -187,27 +205,3 @@ def test_a_file_unlike_its_name_is_named_before_it_is_judged(
     (tmp_path / name).write_bytes(content)
     with pytest.raises(GuardError, match=f"{name}: not readable: {message}"):
         find_sources([str(tmp_path)])
-
-
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        # Readers differ in which one counts.
-        (
-            b'{"messages": [{"role": "user", "content": "bad", "content": "Hi"}]}\r',
-            "not valid JSON: the key 'content' stands twice at column 50",
-        ),
-        (
-            '{"text": "caf\u00e9"}\r'.encode("cp1252"),
-            "not UTF-8 text, byte 0xe9, in Windows-1252 '\u00e9'",
-        ),
-    ],
-)
-def test_a_bad_row_says_where_and_lines_may_end_as_on_an_old_mac(
-    tmp_path: Path, content: bytes, problem: str
-) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(content + b'{"id": null, "text": "two"}\r')
-    bad, good = read_source(str(path))
-    assert problem in bad.problem and bad.messages == ()
-    assert (good.id, good.messages[0].content) == ("", "two")

@@ -15,7 +15,7 @@ from serve.cluster.messages import RelayedRequest, RelayedResponse
 from tests.serve.api.input.every_method import PATHS, check_path
 from tests.serve.api.streaming import OpenStream, streamed
 from tests.serve.cluster.words_cluster import REPLICA, LocalCluster, body, p_of
-from tests.serve.cluster.words_engine import BAD, SLOWLY, VIOLATES, save_words
+from tests.serve.cluster.words_engine import SLOWLY, VIOLATES, save_words
 from tests.serve.wire_requests import CASES
 from tests.waiting import wait_until
 
@@ -49,22 +49,19 @@ def test_checks_are_answered_as_by_one_server_and_a_conversation_by_one_replica(
 def test_a_reply_whose_id_stood_for_two_conversations_is_refused_as_by_one_server(
     cluster: LocalCluster,
 ) -> None:
-    """Each replica knows one of the two."""
     litellm = "/beta/litellm_basic_guardrail_api"
     call = {"litellm_call_id": "1", "request_data": {}}
     reply = call | {"input_type": "response", "texts": ["Rest."]}
     with cluster.client() as client:
-        replicas = set()
-        for number in range(8):
-            messages = [{"role": "user", "content": f"Hello {number}"}]
+        answers = []
+        for text in ("Hello", "Good morning"):
+            messages = [{"role": "user", "content": text}]
             request = call | {"input_type": "request", "structured_messages": messages}
             said = client.post(litellm, json=request)
-            replicas.add(said.headers[REPLICA])
-            if not number:
-                answer = client.post(litellm, json=reply)
-                assert answer.json()["action"] == "NONE" and {answer.headers[REPLICA]} == replicas
-        assert len(replicas) == 2
-        refused = client.post(litellm, json=reply)
+            answers.append(client.post(litellm, json=reply))
+            assert said.json()["action"] == "NONE"
+    answered, refused = answers
+    assert answered.json()["action"] == "NONE"
     assert refused.status_code == 422 and set(refused.json()) == {"error", "code"}
     assert "two conversations" in refused.json()["error"]
 
@@ -188,33 +185,6 @@ def test_a_packed_body_is_passed_on_as_it_was_before(cluster: LocalCluster) -> N
         assert (bomb.status_code, bomb.json()["verdict"]) == (413, "unjudged")
         packed["content-encoding"] = "br"
         assert client.post("/v1/check", content=content, headers=packed).status_code == 415
-
-
-def test_an_administrator_changes_a_rule_for_all_replicas(cluster: LocalCluster) -> None:
-    with cluster.client() as client:
-
-        def answers() -> dict[str, float]:
-            found: dict[str, float] = {}
-            for number in range(10):
-                answer = client.post("/v1/check", json=body(f"a {number}", "manners"))
-                found[answer.headers[REPLICA]] = p_of(answer.json())["manners"]
-            return found
-
-        before = answers()
-        save_words(cluster.root / "manners", b"second")
-        assert answers() == before
-        change = client.post("/admin/rules/manners").json()
-        assert change["version"] != change["version_before"]
-        after = answers()
-        assert len(after) == 2 and len(set(after.values())) == 1
-        assert not set(after.values()) & set(before.values())
-        save_words(cluster.root / "manners", BAD)
-        assert client.post("/admin/rules/manners").status_code == 409
-        assert answers() == after
-        assert client.delete("/admin/rules/manners").json()["version"] is None
-        assert client.post("/v1/check", json=body("a", "manners")).status_code == 422
-        assert client.delete("/admin/rules/manners").status_code == 404
-        assert client.delete("/admin/rules/greeting").status_code == 409
 
 
 def test_a_watching_cluster_serves_what_is_trained_again_by_itself(
