@@ -54,11 +54,7 @@ def accessed(bodies: list[str | None], engine: WordEngine | None = None) -> list
     return outcomes
 
 
-def test_kong_listens_where_nobody_else_does_and_holds_the_largest_body() -> None:
-    for file in ("pre-function.yaml", "ai-custom-guardrail.yaml"):
-        text = (FOLDER / file).read_text(encoding="utf-8")
-        (port,) = re.findall(r"^#.*KONG_PROXY_LISTEN=0\.0\.0\.0:(\d+)", text, re.MULTILINE)
-        assert port not in re.findall(r"http://localhost:(\d+)", text)
+def test_kong_holds_the_largest_body() -> None:
     text = (FOLDER / "pre-function.yaml").read_text(encoding="utf-8")
     setting = r"^#.*KONG_NGINX_HTTP_CLIENT_BODY_BUFFER_SIZE=(\d+)m"
     (mebibytes,) = re.findall(setting, text, re.MULTILINE)

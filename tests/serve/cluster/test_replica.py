@@ -1,3 +1,5 @@
+"""A replica, whose verdicts are of the version that is asked for, and how it answers a request."""
+
 from __future__ import annotations
 
 import asyncio
@@ -15,8 +17,8 @@ from guard.errors import GuardError
 from serve.cluster.messages import RelayedCheck, RelayedRequest, ReplicaAnswer, answer_in_process
 from serve.cluster.replica import GuardReplica
 from serve.cluster.snapshots import Snapshots, version_of
-from tests.serve.cluster.words_cluster import as_json, asked, noted, p_of, trained
-from tests.serve.cluster.words_engine import BAD, VIOLATES, WordsStart, save_words
+from tests.serve.cluster.words_cluster import as_json, asked, local_replicas, noted, p_of, trained
+from tests.serve.cluster.words_engine import BAD, VIOLATES, save_words
 
 
 @pytest.fixture
@@ -34,12 +36,8 @@ def with_replica(snapshots: Snapshots, use: Callable[[GuardReplica], Awaitable[N
     """A replica is started, used and closed."""
 
     async def run() -> None:
-        replica = GuardReplica("one", WordsStart(), snapshots)
-        await replica.start()
-        try:
-            await use(replica)
-        finally:
-            await replica.close()
+        async with local_replicas(snapshots, count=1) as started:
+            await use(started.replicas[0])
 
     asyncio.run(run())
 
@@ -60,7 +58,7 @@ def test_it_gives_verdicts_alone_or_says_why_there_are_none(snapshots: Snapshots
             assert answer.error and answer.retry_after_s == retry_after_s
 
         named = await check("manners")
-        assert (named.replica, named.error) == ("one", None)
+        assert (named.replica, named.error) == ("replica-0", None)
         assert [verdict.rule for verdict in named.value.verdicts] == ["manners"]
         assert named.value.outcome == "violation"
         await assert_refused("too_late", math.inf, await check("manners", -1.0))

@@ -1,7 +1,10 @@
+"""What a plan deploys: measured costs fitted, a device's by the roofline, sizes as the engine's."""
+
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from guard.errors import GuardError
@@ -9,7 +12,13 @@ from guard.recipe import ServingMemory, load_recipe
 from serve.engine.backends import arguments
 from serve.engine.backends.arguments import GIB, engine_args, sizes_of
 from serve.engine.thread.engine_thread import MAX_OPEN
-from serve.plan.calibration import FittedCost
+from serve.plan.calibration import (
+    FEATURES,
+    BurstRow,
+    FittedCost,
+    fitted,
+    load_calibration,
+)
 from serve.plan.deployment import PlannedMethod, deploy, sizes_by_shape
 from serve.plan.device import (
     BYTES,
@@ -21,7 +30,7 @@ from serve.plan.device import (
     shape_of,
 )
 from serve.plan.plan_file import load_plan
-from tests.serve.plan.on_paper import calibrated, plan
+from tests.serve.plan.on_paper import calibrated, calibration, plan
 
 
 def slots_bytes(method: PlannedMethod) -> int:
@@ -155,30 +164,30 @@ def device(**replaced: object) -> Device:
     return load_device("l4").model_copy(update=peaks | host | copies | replaced)
 
 
+COST = ComputedCost(device(), SHAPE, 2, ADAPTER)
+
+
 def test_many_tokens_are_bound_by_operations() -> None:
-    cost = ComputedCost(device(), SHAPE, 2, ADAPTER)
     work = StepWork(steps=1, tokens=10_000, adapted=100, pairs=5e6, sequences=2)
     flops = 10_000 * SHAPE.token_flops() + 5e6 * SHAPE.pair_flops() + 100 * 2 * ADAPTER
-    assert cost.compute_s(work) == pytest.approx(flops / 1e12)
-    assert cost.compute_s(work) > cost.memory_s(work)
-    assert cost.step_ms(work) == pytest.approx(1000 * flops / 1e12 + 3.0 + 2 * 0.5)
+    assert COST.compute_s(work) == pytest.approx(flops / 1e12)
+    assert COST.compute_s(work) > COST.memory_s(work)
+    assert COST.step_ms(work) == pytest.approx(1000 * flops / 1e12 + 3.0 + 2 * 0.5)
 
 
 def test_few_tokens_are_bound_by_reading_weights_adapters_and_earlier_context() -> None:
-    cost = ComputedCost(device(), SHAPE, 2, ADAPTER)
     work = StepWork(steps=1, tokens=3, sequences=3, reads=3000)
     numbers = SHAPE.weights + 3 * ADAPTER + 3000 * SHAPE.key_value_width
-    assert cost.memory_s(work) == pytest.approx(2 * numbers / 50e9)
-    assert cost.step_ms(work) == pytest.approx(1000 * 2 * numbers / 50e9 + 3.0 + 3 * 0.5)
+    assert COST.memory_s(work) == pytest.approx(2 * numbers / 50e9)
+    assert COST.step_ms(work) == pytest.approx(1000 * 2 * numbers / 50e9 + 3.0 + 3 * 0.5)
     once = ComputedCost(device(reads_shared_once=True), SHAPE, 2, ADAPTER)
     assert once.memory_s(work) == pytest.approx(2 * (SHAPE.weights + 3 * ADAPTER) / 50e9)
 
 
 def test_a_copy_and_a_read_take_the_adapters_bytes() -> None:
-    cost = ComputedCost(device(), SHAPE, 2, ADAPTER)
-    assert cost.swap_s(StepWork(swap_ins=5)) == pytest.approx(5 * 2e6 / 10e9)
-    assert cost.swap_s(StepWork(loads=5)) == pytest.approx(5 * 2e6 / 1e9)
-    assert cost.submit_ms(1000, 7) == pytest.approx(0.25 + 2.0)
+    assert COST.swap_s(StepWork(swap_ins=5)) == pytest.approx(5 * 2e6 / 10e9)
+    assert COST.swap_s(StepWork(loads=5)) == pytest.approx(5 * 2e6 / 1e9)
+    assert COST.submit_ms(1000, 7) == pytest.approx(0.25 + 2.0)
 
 
 @pytest.mark.parametrize("device_here", ["cpu", "cuda"])
@@ -208,3 +217,60 @@ def test_qwen3_4b_has_four_billion_parameters_and_an_adapter_its_published_size(
 def test_a_projection_that_does_not_exist_is_refused() -> None:
     with pytest.raises(GuardError, match=r"no such projection.*got qkv.*Known: q_proj"):
         SHAPE.adapter_tensors(8, ["qkv"])
+
+
+STEP = {"steps": 9.0, "tokens": 0.035, "pairs": 2e-5, "sequences": 0.3}
+SUBMIT = {"checks": 0.3, "conversation_tokens": 0.002, "rules": 0.03}
+FITTED = FittedCost(step=STEP, submit=SUBMIT)
+
+
+def burst(draw: np.random.Generator, noise: float) -> BurstRow:
+    work = {
+        "steps": int(draw.integers(1, 5)),
+        "tokens": int(draw.integers(100, 8000)),
+        "pairs": float(draw.uniform(1e4, 2e7)),
+        "sequences": int(draw.integers(1, 200)),
+    }
+    checks, tokens, rules = (int(draw.integers(1, most)) for most in (8, 8000, 200))
+    submit_noise, steps_noise = draw.uniform(1 - noise, 1 + noise, 2)
+    return BurstRow(
+        method="alora",
+        checks=checks,
+        conversation_tokens=tokens,
+        rules=rules,
+        submit_ms=np.dot([*SUBMIT.values()], [checks, tokens, rules]) * submit_noise,
+        steps_ms=sum(STEP[name] * work[name] for name in FEATURES) * steps_noise,
+        steps=work["steps"],
+        work=work,
+    )
+
+
+def test_coefficients_are_found_again_in_bursts_with_noise() -> None:
+    draw = np.random.default_rng(0)
+    exact = fitted([burst(draw, 0.0) for _ in range(40)])
+    assert exact.step == pytest.approx(STEP) and exact.submit == pytest.approx(SUBMIT)
+    assert exact.error == pytest.approx(0, abs=1e-9)
+    noisy = fitted([burst(draw, 0.1) for _ in range(400)])
+    assert noisy.step == pytest.approx(STEP, rel=0.2)
+    assert 0.03 < noisy.error < 0.08
+
+
+def test_a_step_and_its_copies_and_a_submission_add_up() -> None:
+    cost = FittedCost(step=STEP, submit=SUBMIT, swap_in_ms=2.0, load_ms=5.0)
+    work = StepWork(steps=1, tokens=100, pairs=1e5, sequences=10, swap_ins=2, loads=1)
+    assert cost.step_ms(work) == pytest.approx(9 + 3.5 + 2 + 3 + 4 + 5)
+    assert cost.submit_ms(1000, 10) == pytest.approx(0.3 + 2 + 0.3)
+
+
+def test_the_file_is_read_as_it_was_written_and_another_is_refused(tmp_path: Path) -> None:
+    path, written = tmp_path / "calibration.json", calibration(alora=FITTED)
+    with pytest.raises(GuardError, match=r"calibration.json.*make bench NAME=calibrate"):
+        load_calibration(path)
+    path.write_text(written.model_dump_json(), encoding="utf-8")
+    assert load_calibration(path) == written
+    with pytest.raises(GuardError, match=r"no such method.*got lora.*Known: alora"):
+        written.cost("lora")
+    for broken in ("{", '{"commit": 1}'):
+        path.write_text(broken, encoding="utf-8")
+        with pytest.raises(GuardError, match=r"calibration\.json"):
+            load_calibration(path)

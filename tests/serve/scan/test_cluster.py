@@ -25,6 +25,7 @@ from serve.scan.scan import scan
 from tests.serve.cluster.words_cluster import trained
 from tests.serve.cluster.words_engine import WordsEngine, save_words
 from tests.serve.guarded import CONVERSATION, save_adapter
+from tests.serve.scan.test_scan import content
 from tests.serve.scan.words_scan import ROWS_A_PART, words_folder, write_words
 from tests.waiting import wait_until
 
@@ -34,10 +35,6 @@ pytestmark = [
 ]
 ENGINE_ROWS = 24
 WORDS_PARTS = 12
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 @pytest.fixture(scope="module")

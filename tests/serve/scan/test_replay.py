@@ -1,4 +1,6 @@
-"""Two versions on recorded traffic: what each says over one prefill, and the page on it."""
+"""Two versions on recorded traffic: which folders are such, what each says over one prefill, how
+often verdicts flip, and the page on it.
+"""
 
 from __future__ import annotations
 
@@ -244,24 +246,7 @@ def test_what_differs_beside_the_weights_is_said(tmp_path: Path) -> None:
     assert "different data" in said
 
 
-@pytest.mark.parametrize(
-    ("rule", "content", "changed", "problem"),
-    [
-        ("stern", "after", {}, "answer different rules"),
-        ("mild", "after", {"base": "another"}, "on different bases"),
-        ("mild", "after", {"base_revision": "newer"}, "on different bases"),
-    ],
-)
-def test_what_cannot_stand_side_by_side_is_refused(
-    tmp_path: Path, rule: str, content: str, changed: dict[str, Any], problem: str
-) -> None:
-    a = weights(tmp_path / "a", "mild", "before")
-    b = weights(tmp_path / "b", rule, content, **changed)
-    with pytest.raises(GuardError, match=problem):
-        find_versions(a, b)
-
-
-def test_what_is_not_there_or_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_stand_side_by_side_is_refused(tmp_path: Path) -> None:
     a = weights(tmp_path / "a" / "mild" / "alora", "mild", "before")
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -271,10 +256,15 @@ def test_what_is_not_there_or_of_another_kind_is_refused(tmp_path: Path) -> None
         "one is a folder of weights, the other a folder of rules": (a, tmp_path / "a"),
         "and none in RULE/METHOD": (tmp_path / "a", empty),
         "no rule in common": (tmp_path / "a", other),
+        "answer different rules": (a, other / "stern" / "alora"),
     }
     for problem, (first, second) in wrong.items():
         with pytest.raises(GuardError, match=problem):
             find_versions(first, second)
+    for changed in ({"base": "another"}, {"base_revision": "newer"}):
+        (key,) = changed
+        with pytest.raises(GuardError, match="on different bases"):
+            find_versions(a, weights(tmp_path / key, "mild", "after", **changed))
 
 
 Pair = tuple[float | None, float | None]

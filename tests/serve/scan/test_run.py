@@ -1,10 +1,9 @@
-"""The command: bad input before an engine starts, how many actors, and the weights that it began
-with. What it writes: `test_cluster.py`.
+"""The command: bad input before an engine starts, and the weights that it began with. What it
+writes: `test_cluster.py`.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from guard.errors import GuardError
 from guard.recipe import load_recipe
 from guard.weights.card import read_card
-from serve.scan.command import add_scan_options, cluster_actors, judge_all
+from serve.scan.command import judge_all
 from serve.scan.parts import PartFolder, manifest_of
 from serve.scan.run import main
 from serve.selection import ServedPart
@@ -35,6 +34,7 @@ def test_bad_input_is_found_before_an_engine_starts(
         "not trained by method": ("--files", str(file), "--rules", "nobody"),
         "holds no scan": ("--files", str(file), "--out", str(tmp_path)),
         "make scan CLUSTER=1": ("--files", str(file), "--cluster"),
+        "--actors needs --cluster": ("--files", str(file), "--actors", "2"),
     }
     monkeypatch.setitem(sys.modules, "ray", None)  # as where it is not installed
     for problem, more in wrong.items():
@@ -42,24 +42,6 @@ def test_bad_input_is_found_before_an_engine_starts(
         with pytest.raises(SystemExit):
             main()
         assert problem in capsys.readouterr().err
-
-
-def test_a_cluster_has_one_actor_by_default_and_a_scan_without_one_has_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    parser = argparse.ArgumentParser()
-    add_scan_options(parser, out="the folder for the verdicts")
-
-    def actors(*options: str) -> int | None:
-        return cluster_actors(parser, parser.parse_args(["--files", "a.jsonl", *options]))
-
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    assert actors() is None
-    assert actors("--cluster") == 1
-    assert actors("--cluster", "--actors", "3") == 3
-    with pytest.raises(SystemExit):
-        actors("--actors", "2")
-    assert "--actors needs --cluster" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("change", ["weights", "threshold"])

@@ -21,7 +21,6 @@ from serve.scan.run import summary
 from serve.scan.scan import scan
 from serve.scan.sources import StoredConversation, state_of
 from tests.serve.client.censor import Censor
-from tests.serve.guarded import CONVERSATION, guard_engine
 from tests.serve.toy_engine import ToyEngine
 
 TEXTS = {3: "forbidden", 8: "cannot be judged", 11: "forbidden"}  # of these rows
@@ -193,22 +192,6 @@ def test_a_failing_check_is_refused_and_the_others_are_judged(broken: str) -> No
     errors = {"poison": "RuntimeError: out of memory", "breaks": "GuardError: the check broke"}
     assert reasons == {f"the engine failed: {errors[broken]}"}
     assert engine.open == [] or all(call.done for _, call in engine.open)
-
-
-@pytest.mark.slow
-def test_verdicts_are_those_of_single_checks_and_a_shared_beginning_is_computed_once() -> None:
-    engine = guard_engine()
-    longer = (*CONVERSATION, Message("assistant", "I can not say."), Message("user", "Why not?"))
-    engine.forget()
-    alone = [engine.check(messages) for messages in (CONVERSATION, longer)]
-    engine.forget()
-    together = judge(engine, [longer, CONVERSATION], list(engine.rules))
-    for check, single in zip(together, reversed(alone), strict=True):
-        assert [verdict.logit for verdict in check.verdicts] == pytest.approx(
-            [verdict.logit for verdict in single.verdicts], abs=1e-3
-        )
-    computed = sum(check.computed_tokens for check in together)
-    assert computed <= 1.2 * sum(check.computed_tokens for check in alone)
 
 
 def test_an_engine_that_answers_nothing_any_longer_is_an_error_that_names_the_rows() -> None:

@@ -66,7 +66,10 @@ def test_what_names_no_readable_file_is_an_error(tmp_path: Path) -> None:
 
 LINES = {
     json.dumps({"id": 0, "messages": HI}).encode(): "",
+    json.dumps({"id": "\ud800", "text": "Hi"}).encode(): "",
     json.dumps({"id": None, "text": "Hi"}).encode(): "",
+    json.dumps({"\ud800": 1}).encode(): r"\ud800",
+    json.dumps({"messages": "\ud800"}).encode(): r"\ud800",
     b"{broken": "not valid JSON",
     b"[1]": "must be an object",
     b"{}": "no conversation",
@@ -90,9 +93,9 @@ def test_lines_are_conversations_and_bad_ones_say_why(
     path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     rows = list(read_source(str(path)))
     assert [row.number for row in rows] == [*range(len(LINES))]
-    assert [row.id for row in rows[:2]] == ["0", ""]
+    assert [row.id for row in rows[:3]] == ["0", r"\ud800", ""]
     for row, problem in zip(rows, LINES.values(), strict=True):
-        assert problem in row.problem and bool(problem) == bool(row.problem)
+        assert problem in row.problem and bool(problem) == bool(row.problem.encode())
         assert row.messages == (() if problem else (Message("user", "Hi"),))
     assert rows[-1].read_bytes == path.stat().st_size
 
@@ -140,7 +143,9 @@ def test_a_file_that_is_not_there_of_another_kind_or_unreadable_is_named(
         find_sources([str(file)])
 
 
-def test_a_file_cut_off_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_cut_off_or_damaged_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sources, "PARQUET_ROWS", 1)
     texts = [{"text": "first"}, {"text": "second"}]
     parquet = Path(write_parquet(tmp_path / "rows.parquet", *texts))
@@ -154,6 +159,11 @@ def test_a_file_cut_off_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert next(rows).messages == (Message("user", "first"),)
         with pytest.raises(GuardError, match=f"{source}: not readable"):
             next(rows)
+    damaged = bytearray(gzip.compress(b'{"text": "Hi"}\n' * 5000))
+    damaged[12:30] = bytes(18)
+    (tmp_path / "rows.jsonl.gz").write_bytes(damaged)
+    with pytest.raises(GuardError, match="not readable"):
+        list(read_source(str(tmp_path / "rows.jsonl.gz")))
 
 
 def test_a_data_set_is_streamed_and_a_source_that_has_changed_has_another_state(
@@ -172,21 +182,6 @@ def test_a_data_set_is_streamed_and_a_source_that_has_changed_has_another_state(
     for read in (state_of, lambda source: list(read_source(source))):
         with pytest.raises(GuardError, match="cannot load the data set"):
             read(f"hub:{tmp_path / 'nothing'}")
-
-
-def test_what_is_no_unicode_is_escaped_and_damaged_bytes_are_an_error(tmp_path: Path) -> None:
-    rows = tmp_path / "rows.jsonl"
-    lone = {"id": "\ud800", "text": "Hi"}, {"\ud800": 1}, {"messages": "\ud800"}
-    stored, *unreadable = read_source(write_lines(rows, *lone))
-    assert stored.id == "\\ud800" and not stored.problem
-    for conversation in unreadable:
-        assert "\\ud800" in conversation.problem and conversation.problem.encode()
-    damaged = tmp_path / "rows.jsonl.gz"
-    content = bytearray(gzip.compress(b'{"text": "Hi"}\n' * 5000))
-    content[12:30] = bytes(18)
-    damaged.write_bytes(content)
-    with pytest.raises(GuardError, match="not readable"):
-        list(read_source(str(damaged)))
 
 
 @pytest.mark.parametrize(
