@@ -13,15 +13,11 @@ from tests.serve.word_engine import WordEngine
 
 
 def webhooks() -> dict[str, dict[str, Any]]:
-    """The one webhook of each side."""
+    """The webhook of each side."""
     content = yaml.safe_load((DEPLOY / "agentgateway" / "config.yaml").read_text(encoding="utf-8"))
     (listener,) = content["binds"][0]["listeners"]
     guard = listener["routes"][0]["policies"]["ai"]["promptGuard"]
-    found = {}
-    for side in ("request", "response"):
-        (hook,) = guard[side]
-        found[side] = hook["webhook"]
-    return found
+    return {side: guard[side][0]["webhook"] for side in ("request", "response")}
 
 
 def test_a_reply_is_judged_with_these_headers_as_the_end_of_its_conversation() -> None:

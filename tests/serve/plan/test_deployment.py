@@ -18,6 +18,7 @@ from serve.plan.calibration import (
     FittedCost,
     fitted,
     load_calibration,
+    non_negative,
 )
 from serve.plan.deployment import PlannedMethod, deploy, sizes_by_shape
 from serve.plan.device import (
@@ -214,11 +215,6 @@ def test_qwen3_4b_has_four_billion_parameters_and_an_adapter_its_published_size(
     assert untied.weights == shape.weights + shape.vocab_size * shape.hidden_size
 
 
-def test_a_projection_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(GuardError, match=r"no such projection.*got qkv.*Known: q_proj"):
-        SHAPE.adapter_tensors(8, ["qkv"])
-
-
 STEP = {"steps": 9.0, "tokens": 0.035, "pairs": 2e-5, "sequences": 0.3}
 SUBMIT = {"checks": 0.3, "conversation_tokens": 0.002, "rules": 0.03}
 FITTED = FittedCost(step=STEP, submit=SUBMIT)
@@ -253,6 +249,7 @@ def test_coefficients_are_found_again_in_bursts_with_noise() -> None:
     noisy = fitted([burst(draw, 0.1) for _ in range(400)])
     assert noisy.step == pytest.approx(STEP, rel=0.2)
     assert 0.03 < noisy.error < 0.08
+    assert min(non_negative([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]], [3.0, 2.0, 1.0])) >= 0
 
 
 def test_a_step_and_its_copies_and_a_submission_add_up() -> None:

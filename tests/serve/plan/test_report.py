@@ -11,11 +11,7 @@ import pytest
 
 from guard.errors import GuardError
 from serve.plan.plan_file import JudgePricing
-from serve.plan.report import (
-    PlanReport,
-    build,
-    judge_prices,
-)
+from serve.plan.report import PlanReport, build, judge_prices
 from serve.plan.run import main, replaced_keys
 from tests.serve.plan.on_paper import calibrated, plan
 

@@ -165,14 +165,6 @@ def test_every_plan_and_device_loads() -> None:
         assert load_device(path.stem).peak_tflops
 
 
-def test_a_file_anywhere_is_a_plan_too(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text("name: mine\nprice_an_hour: 1\n", encoding="utf-8")
-    assert load_plan(str(path), {}).price_an_hour == 1
-    with pytest.raises(GuardError, match=r"missing key 'judge.output'"):
-        load_plan(str(path), {"judge.input": 1.0})
-
-
 def test_a_trace_has_its_own_rate_unless_the_plan_or_an_option_beside_it_gives_one(
     tmp_path: Path,
 ) -> None:
@@ -187,6 +179,8 @@ def test_a_trace_has_its_own_rate_unless_the_plan_or_an_option_beside_it_gives_o
     assert given("{trace: checks.jsonl, rate: 7}", {"seed": 1}) == {"trace", "rate"}
     assert given("{rate: 7}", trace) == {"trace"}
     assert given("{rate: 7}", trace | {"traffic.rate": 9.0}) == {"trace", "rate"}
+    with pytest.raises(GuardError, match=r"missing key 'judge.output'"):
+        load_plan(str(path), {"judge.input": 1.0})
 
 
 @pytest.mark.parametrize(
