@@ -13,27 +13,20 @@ from tests.serve.word_engine import WordEngine
 
 
 def webhooks() -> dict[str, dict[str, Any]]:
-    """The one webhook of each side."""
+    """The webhook of each side."""
     content = yaml.safe_load((DEPLOY / "agentgateway" / "config.yaml").read_text(encoding="utf-8"))
     (listener,) = content["binds"][0]["listeners"]
     guard = listener["routes"][0]["policies"]["ai"]["promptGuard"]
-    found = {}
-    for side in ("request", "response"):
-        (hook,) = guard[side]
-        found[side] = hook["webhook"]
-    return found
-
-
-def test_both_sides_ask_the_server_with_the_id_that_joins_them_and_close_on_failure() -> None:
-    hooks = webhooks()
-    assert hooks["request"] == hooks["response"]
-    assert hooks["request"]["target"] == {"host": "localhost:8000"}
-    assert hooks["request"].get("failureMode", "failClosed") == "failClosed"
+    return {side: guard[side][0]["webhook"] for side in ("request", "response")}
 
 
 def test_a_reply_is_judged_with_these_headers_as_the_end_of_its_conversation() -> None:
+    hooks = webhooks()
+    asked = hooks["request"]
+    assert asked == hooks["response"] and asked["target"] == {"host": "localhost:8000"}
+    assert asked.get("failureMode", "failClosed") == "failClosed"
     headers = {}
-    for name, expression in webhooks()["request"]["headers"].items():
+    for name, expression in asked["headers"].items():
         # An expression is a text in quotes, or a header of the caller's.
         headers[name] = expression.strip('"') if expression.startswith('"') else "call 1"
     engine = WordEngine()

@@ -54,18 +54,16 @@ def accessed(bodies: list[str | None], engine: WordEngine | None = None) -> list
     return outcomes
 
 
-def test_kong_listens_where_nobody_else_does_and_holds_the_largest_body() -> None:
-    for file in ("pre-function.yaml", "ai-custom-guardrail.yaml"):
-        text = (FOLDER / file).read_text(encoding="utf-8")
-        (port,) = re.findall(r"^#.*KONG_PROXY_LISTEN=0\.0\.0\.0:(\d+)", text, re.MULTILINE)
-        assert port not in re.findall(r"http://localhost:(\d+)", text)
+def test_kong_holds_the_largest_body() -> None:
     text = (FOLDER / "pre-function.yaml").read_text(encoding="utf-8")
     setting = r"^#.*KONG_NGINX_HTTP_CLIENT_BODY_BUFFER_SIZE=(\d+)m"
     (mebibytes,) = re.findall(setting, text, re.MULTILINE)
     assert int(mebibytes) * 2**20 >= MAX_BYTES
 
 
-def test_of_a_key_that_stands_twice_what_was_judged_is_passed_on() -> None:
+def test_what_was_judged_is_passed_on_and_of_a_key_that_stands_twice_nothing_more() -> None:
+    fields = {"stop": [], "metadata": {}, "user": None, "seed": 2**53 - 1, "temperature": 0.1}
+    plain = asked('Größe: "9/10"', top_p=1, stream=True, **fields)
     harmless = json.dumps([{"role": "user", "content": "My head hurts."}])
     violating = json.dumps([{"role": "user", "content": "Is ibuprofen good?"}])
     doubled = '{{"messages": {}, "model": "assistant", "messages": {}}}'
@@ -73,19 +71,15 @@ def test_of_a_key_that_stands_twice_what_was_judged_is_passed_on() -> None:
         doubled.format(violating, harmless),
         doubled.format(harmless, violating),
         '{"messages": [{"role": "user", "content": "ibuprofen", "content": "Hi"}]}',
+        plain,
+        asked("Hi", top_p=float("nan")),
     ]
-    hidden, open_, inner = accessed(bodies)
+    hidden, open_, inner, same, no_number = accessed(bodies)
     assert open_["status"] == 403
     for outcome in (hidden, inner):
         passed_on = outcome["passed_on"]
         assert passed_on.count("content") == 1 and "ibuprofen" not in passed_on
-
-
-def test_what_is_passed_on_says_what_came() -> None:
-    fields = {"stop": [], "metadata": {}, "user": None, "seed": 2**53 - 1, "temperature": 0.1}
-    body = asked('Größe: "9/10"', top_p=1, stream=True, **fields)
-    same, no_number = accessed([body, asked("Hi", top_p=float("nan"))])
-    assert json.loads(same["passed_on"]) == json.loads(body)
+    assert json.loads(same["passed_on"]) == json.loads(plain)
     assert no_number["status"] == 400
 
 

@@ -155,7 +155,7 @@ def lost_second(root: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("running_ray")
-def test_shards_keep_conversations_take_rules_and_one_judges_while_the_other_is_killed(
+def test_shards_keep_conversations_and_one_judges_while_the_other_is_killed(
     tmp_path: Path,
 ) -> None:
     with deployed(tmp_path, ReplicaRange(1, 1), trained(tmp_path, SIX_RULES), shards=2) as client:
@@ -168,14 +168,19 @@ def test_shards_keep_conversations_take_rules_and_one_judges_while_the_other_is_
             assert tuple(p_of(answer.json())) == SIX_RULES
         (both,) = places
         assert len(set(both.split(", "))) == 2
-        assert 'guard_shard_replicas{shard="1"} 1.0' in client.get("/metrics").text
-        save_words(tmp_path / "new", b"new")
-        assert client.post("/admin/rules/new").status_code == 200
-        assert ", " not in client.post("/v1/check", json=body("a", "new")).headers[REPLICA]
-        assert client.delete("/admin/rules/new").status_code == 200
         place = client.post("/v1/check", json=body("a", *SECOND)).headers[REPLICA]
         with lost_second(tmp_path):
-            assert_judged_by_first(client)
+            for number in range(4):
+                began = time.monotonic()
+                content = client.post("/v1/check", json=body(f"{VIOLATES} {number}")).json()
+                assert content["verdict"] == "violation"
+                assert [result["rule"] for result in content["results"]] == FIRST
+                assert [rule["rule"] for rule in content["unjudged"]] == SECOND
+                assert time.monotonic() < began + 25  # and not until its 30 s are over
+            refused = client.post("/v1/check", json=body("hello", *SECOND))
+            assert (refused.status_code, refused.json()["verdict"]) == (503, "unjudged")
+            assert client.get("/readyz").status_code == 200
+            assert client.post(f"/admin/rules/{SECOND[0]}").status_code == 409
 
         def are_both_there() -> bool:
             answer = client.post("/v1/check", json=body(f"hello {time.monotonic()}"))
@@ -183,22 +188,6 @@ def test_shards_keep_conversations_take_rules_and_one_judges_while_the_other_is_
 
         wait_until(are_both_there, 120)
         assert client.post("/v1/check", json=body("a", *SECOND)).headers[REPLICA] != place
-
-
-def assert_judged_by_first(client: httpx.Client) -> None:
-    """The first shard's verdicts stand, and the second's rules are unjudged."""
-    for number in range(4):
-        began = time.monotonic()
-        content = client.post("/v1/check", json=body(f"{VIOLATES} {number}")).json()
-        assert content["verdict"] == "violation"
-        assert [result["rule"] for result in content["results"]] == FIRST
-        assert [rule["rule"] for rule in content["unjudged"]] == SECOND
-        assert time.monotonic() < began + 25  # and not until its 30 s are over
-    assert client.post("/v1/check", json=body("hello")).json()["verdict"] == "unjudged"
-    refused = client.post("/v1/check", json=body("hello", *SECOND))
-    assert (refused.status_code, refused.json()["verdict"]) == (503, "unjudged")
-    assert client.get("/readyz").status_code == 200
-    assert client.post(f"/admin/rules/{SECOND[0]}").status_code == 409
 
 
 @dataclass(frozen=True)
@@ -260,12 +249,6 @@ def test_a_conversation_stays_on_its_replica_while_it_grows(cluster: Served) -> 
         seen.add(first)
         moved += grown != first
     assert len(seen) == 2 and moved <= 1
-    by_header = set()
-    for number in range(10):
-        headers = {"x-session-id": "one session"}
-        answer = client.post("/v1/check", json=body(f"text {number}"), headers=headers)
-        by_header.add(answer.headers[REPLICA])
-    assert len(by_header) == 1
 
 
 def test_a_killed_replica_loses_nothing_allows_nothing_and_comes_back_with_what_is_served(

@@ -1,21 +1,24 @@
+"""A replica, whose verdicts are of the version that is asked for, and how it answers a request."""
+
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from threading import Event
 
 import pytest
+from fastapi import FastAPI, Response
+from fastapi.responses import StreamingResponse
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from serve.cluster.messages import RelayedCheck, ReplicaAnswer
+from serve.cluster.messages import RelayedCheck, RelayedRequest, ReplicaAnswer, answer_in_process
 from serve.cluster.replica import GuardReplica
 from serve.cluster.snapshots import Snapshots, version_of
-from tests.serve.cluster.words_cluster import as_json, asked, noted, p_of, trained
-from tests.serve.cluster.words_engine import BAD, VIOLATES, WordsStart, save_words
+from tests.serve.cluster.words_cluster import as_json, asked, local_replicas, noted, p_of, trained
+from tests.serve.cluster.words_engine import BAD, VIOLATES, save_words
 
 
 @pytest.fixture
@@ -33,12 +36,8 @@ def with_replica(snapshots: Snapshots, use: Callable[[GuardReplica], Awaitable[N
     """A replica is started, used and closed."""
 
     async def run() -> None:
-        replica = GuardReplica("one", WordsStart(), snapshots)
-        await replica.start()
-        try:
-            await use(replica)
-        finally:
-            await replica.close()
+        async with local_replicas(snapshots, count=1) as started:
+            await use(started.replicas[0])
 
     asyncio.run(run())
 
@@ -46,20 +45,6 @@ def with_replica(snapshots: Snapshots, use: Callable[[GuardReplica], Awaitable[N
 async def answers(replica: GuardReplica, version: str) -> dict[str, float]:
     """The probability of each rule."""
     return p_of(as_json(await replica.ask(asked("a"), version)))
-
-
-def test_it_answers_as_one_server_does_and_says_which_replica_it_is(snapshots: Snapshots) -> None:
-    async def use(replica: GuardReplica) -> None:
-        answered = await replica.ask(asked(f"this {VIOLATES}"), replica.version)
-        assert (answered.status, as_json(answered)["verdict"]) == (200, "violation")
-        assert (b"x-guard-replica", b"one") in answered.headers
-        refused = await replica.ask(replace(asked("a"), body=b"1"), replica.version)
-        assert (refused.status, as_json(refused)["verdict"]) == (422, "unjudged")
-        assert "guard_checks_total" in (await replica.metrics()).value
-        assert (await replica.ready()).value is True
-        replica.check_health()
-
-    with_replica(snapshots, use)
 
 
 def test_it_gives_verdicts_alone_or_says_why_there_are_none(snapshots: Snapshots) -> None:
@@ -73,7 +58,7 @@ def test_it_gives_verdicts_alone_or_says_why_there_are_none(snapshots: Snapshots
             assert answer.error and answer.retry_after_s == retry_after_s
 
         named = await check("manners")
-        assert (named.replica, named.error) == ("one", None)
+        assert (named.replica, named.error) == ("replica-0", None)
         assert [verdict.rule for verdict in named.value.verdicts] == ["manners"]
         assert named.value.outcome == "violation"
         await assert_refused("too_late", math.inf, await check("manners", -1.0))
@@ -83,33 +68,6 @@ def test_it_gives_verdicts_alone_or_says_why_there_are_none(snapshots: Snapshots
         await assert_refused("overloaded", 1, await check("manners"))
         counted = (await replica.metrics()).value
         assert 'guard_verdicts_total{rule="manners",verdict="violation"} 0.0' in counted
-
-    with_replica(snapshots, use)
-
-
-def test_a_rule_is_switched_and_back_and_what_is_refused_changes_nothing(
-    snapshots: Snapshots, folders: dict[str, Path]
-) -> None:
-    first = snapshots.read()
-    second = snapshots.keep(save_words(folders["manners"], b"second"))
-    bad = snapshots.keep(save_words(folders["manners"], BAD))
-
-    async def use(replica: GuardReplica) -> None:
-        version = replica.version
-        before = await answers(replica, version)
-        refusal = await replica.switch("manners", bad)
-        assert refusal.error is not None and "bad" in refusal.error
-        assert replica.version == version
-        assert (await replica.switch("manners", second)).error is None
-        assert replica.version == version_of(first | {"manners": second})
-        after = await answers(replica, replica.version)
-        assert after["manners"] != before["manners"]
-        assert after["greeting"] == before["greeting"]
-        assert (await replica.switch("manners", first["manners"])).error is None
-        assert replica.version == version
-        assert (await replica.switch("manners", None)).error is None
-        last = await replica.switch("greeting", None)
-        assert last.error == "'greeting' is the last rule; stop the server instead"
 
     with_replica(snapshots, use)
 
@@ -190,3 +148,28 @@ def test_one_that_cannot_serve_what_the_others_serve_answers_nothing_and_is_unhe
     with_replica(snapshots, use)
     with pytest.raises(GuardError, match="bad"):  # nor does one start
         with_replica(snapshots, lambda replica: pytest.fail("it started"))
+
+
+def an_app() -> FastAPI:
+    app = FastAPI()
+
+    @app.get("/broken")
+    async def broken() -> Response:
+        raise ValueError("my address is 5 Elm Street")
+
+    @app.get("/half")
+    async def half() -> Response:
+        async def parts() -> AsyncIterator[bytes]:
+            yield b"half"
+            raise ValueError("no more")
+
+        return StreamingResponse(parts())
+
+    return app
+
+
+def test_an_error_s_response_is_the_response_and_half_of_one_is_none() -> None:
+    answered = asyncio.run(answer_in_process(an_app(), RelayedRequest("GET", "/broken")))
+    assert (answered.status, answered.body) == (500, b"Internal Server Error")
+    with pytest.raises(ValueError, match="no more"):
+        asyncio.run(answer_in_process(an_app(), RelayedRequest("GET", "/half")))

@@ -1,18 +1,37 @@
+"""What a plan deploys: measured costs fitted, a device's by the roofline, sizes as the engine's."""
+
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from guard.errors import GuardError
 from guard.recipe import ServingMemory, load_recipe
-from serve.engine.backends.arguments import GIB, engine_args
+from serve.engine.backends import arguments
+from serve.engine.backends.arguments import GIB, engine_args, sizes_of
 from serve.engine.thread.engine_thread import MAX_OPEN
-from serve.plan.calibration import FittedCost
-from serve.plan.deployment import PlannedMethod, deploy
-from serve.plan.device import ComputedCost
+from serve.plan.calibration import (
+    FEATURES,
+    BurstRow,
+    FittedCost,
+    fitted,
+    load_calibration,
+    non_negative,
+)
+from serve.plan.deployment import PlannedMethod, deploy, sizes_by_shape
+from serve.plan.device import (
+    BYTES,
+    PROJECTIONS,
+    ComputedCost,
+    Device,
+    StepWork,
+    load_device,
+    shape_of,
+)
 from serve.plan.plan_file import load_plan
-from tests.serve.plan.on_paper import calibrated, plan
+from tests.serve.plan.on_paper import calibrated, calibration, plan
 
 
 def slots_bytes(method: PlannedMethod) -> int:
@@ -36,7 +55,6 @@ def test_another_device_is_computed_and_never_called_measured(tmp_path: Path) ->
     deployment = deploy(load_plan("qwen3-4b_h100", {}), tmp_path)
     assert deployment.device is not None and deployment.price_an_hour == 3.0
     assert all(isinstance(method.cost, ComputedCost) for method in deployment.methods)
-    assert deployment.methods[0].bytes_of.weights == pytest.approx(8.04e9, rel=0.01)
     tiny = deploy(load_plan("tiny_here", {"device": "l4"}), tmp_path)
     assert tiny.methods[0].suffix_tokens == 3, "by the recipe's own tokenizer"
     assert tiny.price_an_hour == 0.1, "the plan's price, not the device's"
@@ -133,3 +151,123 @@ def test_without_a_calibration_or_a_figure_of_memory_nothing_is_guessed(
     monkeypatch.setattr("serve.plan.deployment.load_recipe", lambda name: recipe)
     with pytest.raises(GuardError, match="State `memory_gib`"):
         deploy(plan(), tmp_path)
+
+
+SHAPE = shape_of(load_recipe("tiny"))
+ADAPTER = 1_000_000
+
+
+def device(**replaced: object) -> Device:
+    """An L4 with figures that are easy to reckon with."""
+    peaks = {"peak_tflops": 2.0, "memory_gb_s": 100.0, "compute_share": 0.5, "memory_share": 0.5}
+    host = {"host_step_ms": 3.0, "host_rule_ms": 0.5, "host_check_ms": 0.25, "host_token_us": 2.0}
+    copies = {"host_to_device_gb_s": 10.0, "disk_gb_s": 1.0}
+    return load_device("l4").model_copy(update=peaks | host | copies | replaced)
+
+
+COST = ComputedCost(device(), SHAPE, 2, ADAPTER)
+
+
+def test_many_tokens_are_bound_by_operations() -> None:
+    work = StepWork(steps=1, tokens=10_000, adapted=100, pairs=5e6, sequences=2)
+    flops = 10_000 * SHAPE.token_flops() + 5e6 * SHAPE.pair_flops() + 100 * 2 * ADAPTER
+    assert COST.compute_s(work) == pytest.approx(flops / 1e12)
+    assert COST.compute_s(work) > COST.memory_s(work)
+    assert COST.step_ms(work) == pytest.approx(1000 * flops / 1e12 + 3.0 + 2 * 0.5)
+
+
+def test_few_tokens_are_bound_by_reading_weights_adapters_and_earlier_context() -> None:
+    work = StepWork(steps=1, tokens=3, sequences=3, reads=3000)
+    numbers = SHAPE.weights + 3 * ADAPTER + 3000 * SHAPE.key_value_width
+    assert COST.memory_s(work) == pytest.approx(2 * numbers / 50e9)
+    assert COST.step_ms(work) == pytest.approx(1000 * 2 * numbers / 50e9 + 3.0 + 3 * 0.5)
+    once = ComputedCost(device(reads_shared_once=True), SHAPE, 2, ADAPTER)
+    assert once.memory_s(work) == pytest.approx(2 * (SHAPE.weights + 3 * ADAPTER) / 50e9)
+
+
+def test_a_copy_and_a_read_take_the_adapters_bytes() -> None:
+    assert COST.swap_s(StepWork(swap_ins=5)) == pytest.approx(5 * 2e6 / 10e9)
+    assert COST.swap_s(StepWork(loads=5)) == pytest.approx(5 * 2e6 / 1e9)
+    assert COST.submit_ms(1000, 7) == pytest.approx(0.25 + 2.0)
+
+
+@pytest.mark.parametrize("device_here", ["cpu", "cuda"])
+def test_sizes_are_those_that_the_engine_counts(
+    monkeypatch: pytest.MonkeyPatch, device_here: str
+) -> None:
+    recipe = load_recipe("tiny")
+    monkeypatch.setattr(arguments, "installed_device", lambda: device_here)
+    for targets in (PROJECTIONS, ("q_proj", "o_proj")):
+        counted = sizes_of(recipe, 16, targets)
+        tensors = SHAPE.adapter_tensors(16, targets)
+        width, is_pinned = BYTES[recipe.serving_dtype], device_here == "cuda"
+        assert sizes_by_shape(SHAPE, tensors, width, is_pinned=is_pinned) == counted
+        assert (counted.host_adapter > counted.adapter) == is_pinned
+
+
+def test_qwen3_4b_has_four_billion_parameters_and_an_adapter_its_published_size() -> None:
+    shape = load_plan("qwen3-4b_h100", {}).shape
+    assert shape is not None
+    assert shape.weights == pytest.approx(4.02e9, rel=0.01)
+    assert 2 * sum(shape.adapter_tensors(32, PROJECTIONS)) == pytest.approx(132e6, rel=0.01)
+    assert shape.token_flops() == pytest.approx(7.27e9, rel=0.01)
+    untied = shape.model_copy(update={"tie_word_embeddings": False})
+    assert untied.weights == shape.weights + shape.vocab_size * shape.hidden_size
+
+
+STEP = {"steps": 9.0, "tokens": 0.035, "pairs": 2e-5, "sequences": 0.3}
+SUBMIT = {"checks": 0.3, "conversation_tokens": 0.002, "rules": 0.03}
+FITTED = FittedCost(step=STEP, submit=SUBMIT)
+
+
+def burst(draw: np.random.Generator, noise: float) -> BurstRow:
+    work = {
+        "steps": int(draw.integers(1, 5)),
+        "tokens": int(draw.integers(100, 8000)),
+        "pairs": float(draw.uniform(1e4, 2e7)),
+        "sequences": int(draw.integers(1, 200)),
+    }
+    checks, tokens, rules = (int(draw.integers(1, most)) for most in (8, 8000, 200))
+    submit_noise, steps_noise = draw.uniform(1 - noise, 1 + noise, 2)
+    return BurstRow(
+        method="alora",
+        checks=checks,
+        conversation_tokens=tokens,
+        rules=rules,
+        submit_ms=np.dot([*SUBMIT.values()], [checks, tokens, rules]) * submit_noise,
+        steps_ms=sum(STEP[name] * work[name] for name in FEATURES) * steps_noise,
+        steps=work["steps"],
+        work=work,
+    )
+
+
+def test_coefficients_are_found_again_in_bursts_with_noise() -> None:
+    draw = np.random.default_rng(0)
+    exact = fitted([burst(draw, 0.0) for _ in range(40)])
+    assert exact.step == pytest.approx(STEP) and exact.submit == pytest.approx(SUBMIT)
+    assert exact.error == pytest.approx(0, abs=1e-9)
+    noisy = fitted([burst(draw, 0.1) for _ in range(400)])
+    assert noisy.step == pytest.approx(STEP, rel=0.2)
+    assert 0.03 < noisy.error < 0.08
+    assert min(non_negative([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]], [3.0, 2.0, 1.0])) >= 0
+
+
+def test_a_step_and_its_copies_and_a_submission_add_up() -> None:
+    cost = FittedCost(step=STEP, submit=SUBMIT, swap_in_ms=2.0, load_ms=5.0)
+    work = StepWork(steps=1, tokens=100, pairs=1e5, sequences=10, swap_ins=2, loads=1)
+    assert cost.step_ms(work) == pytest.approx(9 + 3.5 + 2 + 3 + 4 + 5)
+    assert cost.submit_ms(1000, 10) == pytest.approx(0.3 + 2 + 0.3)
+
+
+def test_the_file_is_read_as_it_was_written_and_another_is_refused(tmp_path: Path) -> None:
+    path, written = tmp_path / "calibration.json", calibration(alora=FITTED)
+    with pytest.raises(GuardError, match=r"calibration.json.*make bench NAME=calibrate"):
+        load_calibration(path)
+    path.write_text(written.model_dump_json(), encoding="utf-8")
+    assert load_calibration(path) == written
+    with pytest.raises(GuardError, match=r"no such method.*got lora.*Known: alora"):
+        written.cost("lora")
+    for broken in ("{", '{"commit": 1}'):
+        path.write_text(broken, encoding="utf-8")
+        with pytest.raises(GuardError, match=r"calibration\.json"):
+            load_calibration(path)

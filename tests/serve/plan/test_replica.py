@@ -1,4 +1,4 @@
-"""The simulation against what queueing theory and arithmetic say."""
+"""The simulation, and the batches of its steps, against queueing theory and arithmetic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from serve.engine.backends.arguments import Sizes
-from serve.plan.batching import ReplicaSizes
+from serve.plan.batching import AdapterSlots, ReplicaSizes, ScheduledStep, StepScheduler
 from serve.plan.calibration import FittedCost
 from serve.plan.deployment import PlannedMethod, deploy
 from serve.plan.replica import (
@@ -55,13 +55,10 @@ def one_by_one(tokens: np.ndarray, rate: float, seed: int) -> Replay:
 
 @pytest.mark.parametrize("load", [0.3, 0.8])
 def test_latencies_are_those_of_queueing_theory(load: float) -> None:
-    constant = one_by_one(np.full(CHECKS, SERVICE_S * 1e6 - 1), load / SERVICE_S, seed=1)
-    expected_s = SERVICE_S * (1 + load / (2 * (1 - load)))  # M/D/1: Pollaczek and Khinchine
-    assert constant.latencies_s.mean() == pytest.approx(expected_s, rel=0.05)
-    assert constant.busy_s / constant.wall_s == pytest.approx(load, rel=0.03)
     draw = np.random.default_rng(7)
     tokens = np.maximum(0, draw.exponential(SERVICE_S * 1e6, CHECKS))
     exponential = one_by_one(tokens, load / SERVICE_S, seed=2)
+    assert exponential.busy_s / exponential.wall_s == pytest.approx(load, rel=0.03)
     assert exponential.latencies_s.mean() == pytest.approx(SERVICE_S / (1 - load), rel=0.07)
     # Latencies of M/M/1 are exponential too.
     p95_s = -np.log(0.05) * SERVICE_S / (1 - load)
@@ -73,25 +70,6 @@ def test_a_check_that_comes_during_a_step_waits_for_its_end_and_joins_the_next()
     result = simulated(arrivals, sizes())
     assert result.latencies_s == pytest.approx([0.010, 0.020 - 0.004, 0.020 - 0.005])
     assert result.work.steps == 2 and result.work.tokens == 10 + 2 * 5
-
-
-def test_every_check_is_answered_no_sooner_than_alone_and_no_token_is_lost() -> None:
-    draw = np.random.default_rng(3)
-    arrivals = []
-    for number in range(500):
-        tokens, rules = int(draw.integers(1, 300)), int(draw.integers(1, 20))
-        arrivals.append(check(number * 0.05, tokens, rules, session=number))
-    for shares in (True, False):
-        result = simulated(arrivals, sizes(), shares=shares)
-        needed = [
-            arrival.tokens * (1 if shares else len(arrival.rules)) + len(arrival.rules)
-            for arrival in arrivals
-        ]
-        assert result.work.tokens == sum(needed)
-        assert result.work.sequences >= sum(len(arrival.rules) for arrival in arrivals)
-        assert all(result.latencies_s >= np.asarray(needed) / 1000 - 1e-9)
-        assert result.busy_s <= result.wall_s
-        assert result.busy_s == pytest.approx(sum(needed) / 1000)
 
 
 def test_a_turn_computes_only_what_is_new_while_the_cache_holds_the_rest() -> None:
@@ -121,22 +99,11 @@ def test_a_recorded_hit_counts_instead_of_the_simulation_s_where_rules_share() -
     assert simulated(recorded, sizes(), shares=False).work.tokens == 50 + 50 + 2
 
 
-def test_adapters_without_a_slot_cost_their_copies_and_reads() -> None:
-    few = sizes(adapters=4, host_adapters=2, slots=1)
-    arrivals = [CheckArrival(float(number), number, 9, (number % 4,)) for number in range(8)]
-    result = simulated(arrivals, few, linear(tokens=1.0, swap_in_ms=5.0, load_ms=7.0))
-    work = result.work
-    assert work.swap_ins > 0 and work.loads > 0
-    assert result.busy_s == pytest.approx((80 + 5 * work.swap_ins + 7 * work.loads) / 1000)
-
-
 def test_no_more_checks_are_open_than_the_server_opens() -> None:
     arrivals = [check(0.0, 9, session=number) for number in range(4)]
-    free = simulated(arrivals, sizes())
+    free, one = simulated(arrivals, sizes()), simulated(arrivals, sizes(max_open=1))
     assert free.latencies_s == pytest.approx([0.04] * 4), "one step for all"
-    assert simulated(arrivals, sizes(max_open=1)).latencies_s == pytest.approx(
-        [0.01, 0.02, 0.03, 0.04]
-    )
+    assert one.latencies_s == pytest.approx([0.01, 0.02, 0.03, 0.04])
 
 
 def test_the_conversation_used_least_recently_goes_first_and_the_scaffold_stays() -> None:
@@ -214,3 +181,79 @@ def test_saturation_is_found_among_as_many_conversations_as_there_are_then(tmp_p
 
     assert most == pytest.approx(answered_per_second(most), rel=0.05)
     assert most < 0.7 * answered_per_second(1.0)
+
+
+def steps_of(scheduler: StepScheduler) -> list[ScheduledStep]:
+    steps = []
+    while scheduler.is_busy:
+        steps.append(scheduler.next_step())
+    return steps
+
+
+def test_aloras_compute_the_conversation_once_and_loras_once_a_rule() -> None:
+    for shares, tokens in ((True, 40 + 3 * 5), (False, 3 * (40 + 5))):
+        scheduler = StepScheduler(sizes(step_tokens=1000), 5, shares=shares)
+        scheduler.submit(0, 40, 0, (0, 1, 2))
+        [step] = steps_of(scheduler)
+        assert step.work.tokens == tokens and step.work.sequences == 3
+        assert step.answered == [(0, 3)]
+        assert step.work.adapted == (15 if shares else tokens)
+
+
+def test_a_step_is_cut_at_its_tokens_and_the_rest_goes_on_in_the_next() -> None:
+    scheduler = StepScheduler(sizes(step_tokens=30), 5, shares=True)
+    scheduler.submit(0, 40, 0, (0, 1, 2))
+    first, second = steps_of(scheduler)
+    assert first.work.tokens == 30 and first.answered == [] and first.work.sequences == 1
+    assert second.work.tokens == 25 and second.answered == [(0, 3)]
+    assert (first.work.reads, second.work.reads) == (0, 30 + 2 * 40)
+    # 40 tokens attend to those before them, the first rule's 5 too, each further rule's to 40 + 5.
+    pairs = 45 * 45 / 2 + 2 * (5 * 40 + 5 * 5 / 2)
+    assert first.work.pairs + second.work.pairs == pytest.approx(pairs)
+
+
+def test_a_step_holds_so_many_sequences_and_adapters() -> None:
+    many = StepScheduler(sizes(max_sequences=4, slots=3), 1, shares=True)
+    many.submit(0, 10, 0, range(7))
+    assert [len(step.adapters) for step in steps_of(many)] == [3, 3, 1]
+    seats = StepScheduler(sizes(max_sequences=4), 1, shares=True)
+    seats.submit(0, 10, 0, range(7))
+    assert [step.work.sequences for step in steps_of(seats)] == [4, 3]
+
+
+def test_what_the_cache_holds_is_not_computed_and_lets_a_check_go_ahead() -> None:
+    scheduler = StepScheduler(sizes(step_tokens=50), 1, shares=True)
+    scheduler.submit(0, 45, 0, (0,))
+    scheduler.submit(1, 45, 40, (0,))
+    first, second = steps_of(scheduler)
+    assert first.answered == [(1, 1)] and second.answered == [(0, 1)]
+    assert first.work.tokens + second.work.tokens == 45 + 1 + 5 + 1
+
+
+def test_a_long_call_gives_way_after_a_quantum() -> None:
+    """Rules of LoRAs beyond four full steps' tokens start behind a check that comes later."""
+    scheduler = StepScheduler(sizes(step_tokens=10), 1, shares=False)
+    scheduler.submit(0, 9, 0, range(8))
+    scheduler.submit(1, 9, 0, (0,))
+    answered = [step.answered[0][0] for step in steps_of(scheduler)]
+    assert answered.index(1) == 4 and len(answered) == 9
+
+
+def test_an_adapter_without_a_slot_is_copied_and_without_a_host_copy_read_too() -> None:
+    slots = AdapterSlots(sizes(adapters=4, slots=2, host_adapters=4))
+    used = [slots.use(adapters) for adapters in ({0, 1}, {2}, {2})]
+    assert used == [(0, 0), (1, 0), (0, 0)]
+    slots = AdapterSlots(sizes(adapters=4, slots=1, host_adapters=2))
+    assert [slots.use({3}), slots.use({3})] == [(1, 1), (0, 0)]
+    slots = AdapterSlots(sizes(adapters=3, slots=3, host_adapters=1))
+    assert slots.use({0, 1, 2}) == (0, 0)
+
+
+def test_the_adapter_asked_least_often_goes_first() -> None:
+    slots = AdapterSlots(sizes(adapters=3, slots=2, host_adapters=3))
+    for _ in range(8):
+        slots.use({0})
+    slots.use({1})
+    slots.use({2})
+    assert slots.use({0}) == (0, 0), "the popular one kept its slot"
+    assert slots.in_slots_first((1, 2, 0)) == [2, 0, 1]

@@ -3,55 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
 
+from guard.errors import GuardError
 from serve.plan.plan_file import JudgePricing
-from serve.plan.report import (
-    Figure,
-    PlanReport,
-    Section,
-    build,
-    judge_prices,
-)
+from serve.plan.report import PlanReport, build, judge_prices
+from serve.plan.run import main, replaced_keys
 from tests.serve.plan.on_paper import calibrated, plan
 
 JUDGE = {"input": 0.4, "cached_input": 0.1, "output": 1.6, "policy_tokens": 100}
 SEVERAL = {"rate": 20.0, "lengths": [100, 300], "rules_a_check": [4, 8], "rules": 20}
 
 
-def report() -> PlanReport:
-    given = Figure(value=3, unit="USD an hour", basis="given", source="a list")
-    usd = Figure(value=85.4, unit="USD", basis="computed", source="simulated")
-    rows = {
-        "aLoRA": {"price": given, "a million checks": usd},
-        "LoRA": {"price": given},
-        "a judge": {"a million checks": usd},
-    }
-    sections = (Section(title="cost", rows=rows, note="A note."),)
-    origin = {"name": "small", "commit": "c0ffee", "hardware": "a core", "source": "a file"}
-    return PlanReport(**origin, model="tiny", rate=10, p95_target_ms=100, sections=sections)
-
-
 def value(report: PlanReport, title: str, label: str, column: str) -> float:
     return report.rows(title)[label][column].value
-
-
-def test_the_table_has_a_line_a_figure_and_a_mark_at_every_number() -> None:
-    heads, price, usd, note = report().sections[0].text.splitlines()
-    assert heads.split() == ["cost", "aLoRA", "LoRA", "a", "judge"]
-    assert price.split() == ["price,", "USD", "an", "hour", "3", "g", "3", "g"]
-    assert usd.split() == ["a", "million", "checks,", "USD", "85.4", "c", "85.4", "c"]
-    assert note == "A note."
-    assert "m measured here, e measured elsewhere, c computed, g given" in report().text
-
-
-def test_a_number_is_shown_with_three_digits() -> None:
-    texts = []
-    for number in (0.01234, 1.234, 12.34, 99.96, 1234.5, -1234.5, 40.0):
-        texts.append(Figure(value=number, unit="", basis="given").text.removesuffix(" g"))
-    assert texts == ["0.0123", "1.23", "12.3", "100", "1,234", "-1,234", "40"]
 
 
 def test_a_plan_is_priced_by_the_replicas_that_its_rate_needs(tmp_path: Path) -> None:
@@ -81,11 +50,9 @@ def test_loras_cost_a_prefill_a_rule_and_a_judge_its_tokens(tmp_path: Path) -> N
     few_slots = build(plan(traffic=SEVERAL, slots=10, p95_ms=10_000.0, checks=100), tmp_path)
     assert value(few_slots, "one replica", "aLoRA", "swap-ins") > 1
     assert value(few_slots, "one replica", "aLoRA", "reads") == 0
-    judged = [label for label, row in built.rows("cost").items() if "price" not in row]
-    assert len(judged) == 3
-    dear, cached, one = (value(built, "cost", label, "a million checks") for label in judged)
-    assert dear > cached > one
-    assert dear == pytest.approx(6 * ((60 + 200 + 100) * 0.4 + 5 * 1.6), rel=0.1)
+    dearest = next(label for label, row in built.rows("cost").items() if "price" not in row)
+    expected = 6 * ((60 + 200 + 100) * 0.4 + 5 * 1.6)
+    assert value(built, "cost", dearest, "a million checks") == pytest.approx(expected, rel=0.1)
 
 
 def test_every_number_says_how_it_is_known_and_only_coefficients_are_measured(
@@ -130,3 +97,51 @@ def test_a_trace_brings_its_own_rate_and_rules(tmp_path: Path) -> None:
     # Evenly spaced, so there is no queue: one replica of ten a second.
     assert value(built, "cost", "aLoRA", "replicas") == 1
     assert value(built, "one replica", "aLoRA", "p95") == pytest.approx(100, rel=0.02)
+
+
+SMALL = "traffic.rate=5 traffic.rules_a_check=[1,2] traffic.rules=3 checks=100 p95_ms=900"
+
+
+def run(monkeypatch: pytest.MonkeyPatch, runs: Path, *words: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["run", "--runs", str(runs), *words])
+    main()
+
+
+def test_values_are_numbers_lists_and_words() -> None:
+    words = ["traffic.rate=5", "traffic.rules_a_check=[1, 2]", "device=l4", "price_source=a=b"]
+    assert replaced_keys(words) == {
+        "traffic.rate": 5,
+        "traffic.rules_a_check": [1, 2],
+        "device": "l4",
+        "price_source": "a=b",
+    }
+    for word in ("rate", "=5"):
+        with pytest.raises(GuardError, match="not a key of the plan with its value"):
+            replaced_keys([word])
+
+
+def test_a_plan_is_printed_with_a_mark_at_every_number_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calibrated(tmp_path)
+    run(monkeypatch, tmp_path, *SMALL.split())
+    printed = capsys.readouterr().out
+    for line in (
+        r"1,000 tokens, ms +1,000 m +1,000 m",
+        r"weights, GiB +0\.0293 c +0\.0293 c",
+        r"price, USD an hour +0\.1 g +0\.1 g",
+        r"replicas +\d+ c",  # of LoRA none keeps the target
+    ):
+        assert re.search(rf"^{line} *$", printed, re.MULTILINE), line
+    assert "m measured here" in printed and str(tmp_path / "plan.json") in printed
+    assert (tmp_path / "plan.json").is_file()
+
+
+def test_bad_input_is_one_line_and_status_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calibrated(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        run(monkeypatch, tmp_path, "--trace", "none.jsonl")
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and "no such trace" in error and error.count("\n") == 1

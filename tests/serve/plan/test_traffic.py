@@ -1,9 +1,12 @@
+"""A plan's file, the traffic that it describes, and traces of recorded traffic."""
+
 from __future__ import annotations
 
 import json
 import math
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +16,9 @@ from guard.verdict import Verdict
 from serve.api.observe.audit import AuditLog
 from serve.api.observe.record import CheckRecord, RequestFacts
 from serve.engine import Check
-from serve.plan.plan_file import PlannedTraffic
-from serve.plan.traffic import TrafficSource, draw_traffic, read_trace, trace_rate, warm_up_s
+from serve.plan.device import DEVICES, load_device
+from serve.plan.plan_file import PLANS, PlannedTraffic, load_plan
+from serve.plan.traffic import TrafficSource, draw_traffic, read_trace, trace_rate
 from serve.policy.rule_set import RuleSet
 from tests.serve.plan.on_paper import check
 
@@ -65,17 +69,6 @@ def test_popular_rules_are_asked_more_by_zipfs_law(zipf: float) -> None:
     assert counts[0] / counts[3] == pytest.approx(4**zipf, rel=0.15)
     every_rule = traffic.model_copy(update={"rules_a_check": (50, 50)})
     assert draw_traffic(every_rule, 1.0, 10, 0).arrivals[0].rules == tuple(range(50))
-
-
-@pytest.mark.parametrize("turns", [1.5, 4.0, 12.0])
-def test_99_percent_of_the_conversations_end_within_the_warm_up(turns: float) -> None:
-    draw = np.random.default_rng(5)
-    durations_s = []
-    for count in draw.geometric(1 / turns, 50_000):
-        durations_s.append(draw.exponential(5.0, count - 1).sum())
-    ended = np.asarray(durations_s) <= warm_up_s(turns, 5.0)
-    assert np.mean(ended) == pytest.approx(0.99, abs=0.002)
-    assert warm_up_s(1.0, 20.0) == warm_up_s(1.01, 20.0) == 0
 
 
 def test_a_trace_is_stretched_to_the_rate() -> None:
@@ -158,10 +151,55 @@ def test_what_is_no_trace_is_refused_with_its_line(
         read_trace(written(tmp_path / "trace.jsonl", *lines), SUFFIX)
 
 
-def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
-    with pytest.raises(GuardError, match="no such trace"):
-        read_trace(path, SUFFIX)
     path.write_bytes("{}".encode("utf-16"))
     with pytest.raises(GuardError, match=r"trace.jsonl: UTF-16 or UTF-32 text"):
         read_trace(path, SUFFIX)
+
+
+def test_every_plan_and_device_loads() -> None:
+    for path in PLANS.glob("*.yaml"):
+        assert load_plan(path.stem, {}).name == path.stem
+    for path in DEVICES.glob("*.yaml"):
+        assert load_device(path.stem).peak_tflops
+
+
+def test_a_trace_has_its_own_rate_unless_the_plan_or_an_option_beside_it_gives_one(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "mine.yaml"
+
+    def given(traffic: str, options: dict[str, Any]) -> set[str]:
+        path.write_text(f"name: mine\ntraffic: {traffic}\n", encoding="utf-8")
+        return load_plan(str(path), options).traffic.model_fields_set
+
+    trace = {"traffic.trace": "checks.jsonl"}
+    assert given("{trace: checks.jsonl}", {"seed": 1, "traffic.turns": 2.0}) == {"trace", "turns"}
+    assert given("{trace: checks.jsonl, rate: 7}", {"seed": 1}) == {"trace", "rate"}
+    assert given("{rate: 7}", trace) == {"trace"}
+    assert given("{rate: 7}", trace | {"traffic.rate": 9.0}) == {"trace", "rate"}
+    with pytest.raises(GuardError, match=r"missing key 'judge.output'"):
+        load_plan(str(path), {"judge.input": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"traffic.rate": 0.0}, "'traffic.rate'.*greater than 0.*got 0"),
+        ({"traffic.rules_a_check": [5, 2]}, "least and most, of the 100 rules"),
+        ({"traffic.lengths": [300, 100]}, "quantiles.*rising"),
+        ({"traffic.turns": 0.5}, "'traffic.turns'"),
+        ({"methods": ["head"]}, "no adapter method 'head'.*Known: lora, alora"),
+        ({"checks": 10_000_000}, "'checks'"),
+        ({"seed": -1}, "'seed'.*greater than or equal to 0, got -1"),
+        ({"traffic.rate": math.inf}, "'traffic.rate'.*finite number"),
+        ({"traffic.zipf": math.nan}, "'traffic.zipf'"),
+        ({"judge.input": math.inf}, "'judge.input'.*finite number"),
+        ({"p95_ms.most": 1}, "no such section.*got p95_ms.most"),
+        ({"trafic.rate": 1.0}, "unknown key 'trafic'. Did you mean 'traffic'"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(options: dict[str, object], words: str) -> None:
+    with pytest.raises(GuardError, match=words):
+        load_plan("tiny_here", options)

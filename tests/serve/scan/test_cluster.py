@@ -9,8 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,9 +22,12 @@ from guard.errors import GuardError
 from guard.home import ROOT
 from serve.scan.run import main
 from serve.scan.scan import scan
+from tests.serve.cluster.words_cluster import trained
 from tests.serve.cluster.words_engine import WordsEngine, save_words
 from tests.serve.guarded import CONVERSATION, save_adapter
+from tests.serve.scan.test_scan import content
 from tests.serve.scan.words_scan import ROWS_A_PART, words_folder, write_words
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.slow,
@@ -33,10 +35,6 @@ pytestmark = [
 ]
 ENGINE_ROWS = 24
 WORDS_PARTS = 12
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 @pytest.fixture(scope="module")
@@ -86,13 +84,9 @@ def test_two_actors_write_what_one_engine_writes(
     assert scanned("actors", "--cluster").startswith("nothing changed")
 
 
-def wait_for(condition: Callable[[], Any], process: subprocess.Popen[bytes]) -> Any:
-    deadline = time.monotonic() + 240
-    while not (value := condition()):
-        assert process.poll() is None, "it ended early"
-        assert time.monotonic() < deadline, "it takes too long"
-        time.sleep(0.01)
-    return value
+@pytest.fixture
+def rules(tmp_path: Path) -> dict[str, Path]:
+    return trained(tmp_path / "rules", ("mild", "stern"))
 
 
 def actors(pid: int) -> list[int]:
@@ -103,12 +97,6 @@ def actors(pid: int) -> list[int]:
             if "ray::MapWorker" in " ".join(process.cmdline()):
                 pids.append(process.pid)
     return pids
-
-
-@pytest.fixture
-def rules(tmp_path: Path) -> dict[str, Path]:
-    names = ("mild", "stern")
-    return {name: save_words(tmp_path / "rules" / name, name.encode()) for name in names}
 
 
 @pytest.mark.usefixtures("two_nodes")
@@ -126,11 +114,11 @@ def test_a_killed_actor_is_replaced_and_a_killed_scan_goes_on(
     command = [sys.executable, "-m", "tests.serve.scan.words_scan", "a.jsonl", "rules", "killed"]
     own_ray = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     killed = subprocess.Popen(command, env=own_ray)
-    wait_for((out / "part-000000.jsonl").exists, killed)
-    first = wait_for(lambda: actors(killed.pid), killed)[0]
+    wait_until(lambda: (out / "part-000000.jsonl").exists() and actors(killed.pid), 240)
+    first = actors(killed.pid)[0]
     os.kill(first, signal.SIGKILL)
     kept = len(list(out.glob("part-*")))
-    wait_for(lambda: len(list(out.glob("part-*"))) > kept, killed)
+    wait_until(lambda: len(list(out.glob("part-*"))) > kept, 240)
     assert first not in actors(killed.pid)
     under = psutil.Process(killed.pid).children(recursive=True)
     killed.send_signal(signal.SIGKILL)

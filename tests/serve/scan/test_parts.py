@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from guard.errors import GuardError
-from serve.scan.parts import Format, PartFolder, ScanManifest, ScanRow, delete_scan, manifest_of
-from tests.serve.scan.test_scan import write_rows
+from serve.scan.parts import Format, PartFolder, ScanManifest, ScanRow, delete_scan
 
 SOURCES = {"a.jsonl": (5, 7), "b.jsonl": (5, 7)}
 MANIFEST = ScanManifest("tiny", SOURCES, {"fine": "abc"}, 10, "jsonl")
@@ -69,17 +68,6 @@ def test_what_a_living_process_writes_is_left_to_it(tmp_path: Path) -> None:
     folder.finish(MANIFEST)
     left = {path.name for path in tmp_path.glob("*.unfinished")}
     assert left == {f"{host}-{os.getppid()}.unfinished", f"another-{ended.pid}.unfinished"}
-
-
-def test_a_finished_scan_says_so_and_goes_on_being_the_same_scan(tmp_path: Path) -> None:
-    done = dataclasses.replace(MANIFEST, is_finished=True, conversations=2, verdicts={"fine": {}})
-    folder = PartFolder(tmp_path, MANIFEST)
-    folder.write(0, ROWS)
-    folder.finish(done)
-    finished = PartFolder(tmp_path, MANIFEST).finished
-    assert finished is not None and finished.conversations == 2
-    (tmp_path / "part-000000.jsonl").unlink()
-    assert PartFolder(tmp_path, MANIFEST).finished is None
 
 
 @pytest.mark.parametrize(
@@ -150,14 +138,3 @@ def test_a_file_a_foreign_folder_or_a_broken_manifest_is_refused(tmp_path: Path)
     (tmp_path / "scan.json").write_text("{")
     with pytest.raises(GuardError, match=r"the file is broken.*FORCE=1"):
         PartFolder(tmp_path, MANIFEST)
-
-
-def test_a_data_set_that_has_changed_is_another_scan(tmp_path: Path) -> None:
-    file = write_rows(tmp_path / "a.jsonl", 18)
-    before = manifest_of([], [f"hub:{tmp_path}"], 8, "jsonl")
-    assert manifest_of([], [f"hub:{tmp_path}"], 8, "jsonl") == before
-    write_rows(file, 19)
-    after = manifest_of([], [f"hub:{tmp_path}"], 8, "jsonl")
-    PartFolder(tmp_path / "out", before)
-    with pytest.raises(GuardError, match="changed: sources"):
-        PartFolder(tmp_path / "out", after)

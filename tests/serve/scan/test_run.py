@@ -1,59 +1,32 @@
-"""The command: what PEFT says, once, and bad input before an engine starts."""
+"""The command: bad input before an engine starts, and the weights that it began with. What it
+writes: `test_cluster.py`.
+"""
 
 from __future__ import annotations
 
-import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from guard.errors import GuardError
+from guard.recipe import load_recipe
+from guard.weights.card import read_card
+from serve.scan.command import judge_all
+from serve.scan.parts import PartFolder, manifest_of
 from serve.scan.run import main
-from tests.serve.cards import text_of
-from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
+from serve.selection import ServedPart
+from tests.serve.cluster.words_engine import WordsEngine, save_words
+from tests.serve.guarded import save_adapter
 from tests.serve.scan.test_scan import write_rows
-
-ROWS, ROWS_A_PART = 24, 8
-
-
-@pytest.fixture
-def runs(tmp_path: Path) -> Path:
-    save_adapter(tmp_path / "runs" / "tiny" / "mild" / "alora", "mild", seed=1)
-    return tmp_path / "runs"
-
-
-def command(runs: Path, *more: str) -> list[str]:
-    return ["scan", "--runs", str(runs), "--rows-a-part", str(ROWS_A_PART), *more]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("uncompiled")
-def test_a_scan_says_what_peft_says_and_is_made_once(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    messages = [{"role": turn.role, "content": turn.content} for turn in CONVERSATION]
-    file = tmp_path / "a.jsonl"
-    rows = [{"id": str(number), "messages": messages} for number in range(ROWS)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.setattr("sys.argv", command(runs, "--files", str(file)))
-    main()
-    assert f"{ROWS} conversations, 1 rules" in capsys.readouterr().out
-    lines: list[str] = []
-    for part in sorted((runs / "scan").glob("part-*")):
-        lines += part.read_text().splitlines()
-    verdicts = [json.loads(line) for line in lines]
-    assert [verdict["row"] for verdict in verdicts] == list(range(ROWS))
-    logit = peft_logit(CONVERSATION, text_of("mild"), runs / "tiny" / "mild" / "alora")
-    p_violation = 1 / (1 + 2.718281828 ** -(logit / 2))
-    for verdict in verdicts:  # in the dtype of this machine
-        assert verdict["p_violation"] == pytest.approx(p_violation, abs=0.02)
-    main()
-    assert capsys.readouterr().out.startswith("nothing changed")
 
 
 def test_bad_input_is_found_before_an_engine_starts(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    runs = tmp_path / "runs"
+    save_adapter(runs / "tiny" / "mild" / "alora", "mild", seed=1)
     monkeypatch.setattr("serve.scan.command.open_engines", lambda _: pytest.fail("it starts"))
     file = write_rows(tmp_path / "a.jsonl", 18)
     wrong = {
@@ -61,10 +34,35 @@ def test_bad_input_is_found_before_an_engine_starts(
         "not trained by method": ("--files", str(file), "--rules", "nobody"),
         "holds no scan": ("--files", str(file), "--out", str(tmp_path)),
         "make scan CLUSTER=1": ("--files", str(file), "--cluster"),
+        "--actors needs --cluster": ("--files", str(file), "--actors", "2"),
     }
     monkeypatch.setitem(sys.modules, "ray", None)  # as where it is not installed
     for problem, more in wrong.items():
-        monkeypatch.setattr("sys.argv", command(runs, *more))
+        monkeypatch.setattr("sys.argv", ["scan", "--runs", str(runs), *more])
         with pytest.raises(SystemExit):
             main()
         assert problem in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", ["weights", "threshold"])
+def test_a_rule_that_is_trained_again_while_the_engine_starts_is_not_scanned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    folders = {name: save_words(tmp_path / name, b"first") for name in ("mild", "stern")}
+    parts = [ServedPart(load_recipe("tiny"), "alora", folders)]
+    file = write_rows(tmp_path / "a.jsonl", 18)
+    folder = PartFolder(tmp_path / "scan", manifest_of(parts, [str(file)], 8, "jsonl"))
+
+    def start(_: object) -> nullcontext[WordsEngine]:
+        return nullcontext(WordsEngine(folders))
+
+    monkeypatch.setattr("serve.scan.command.open_engines", start)
+    if change == "weights":
+        save_words(folders["stern"], b"second")
+    else:
+        read_card(folders["stern"]).model_copy(update={"threshold": 0.4}).save(folders["stern"])
+    with pytest.raises(GuardError, match=r"trained again since the scan began \(got stern\)"):
+        judge_all(parts, folder)
+    assert folder.numbers() == []
+    save_words(folders["stern"], b"first")
+    assert judge_all(parts, folder).conversations == 18

@@ -1,10 +1,11 @@
-"""A scan that is cut off anywhere ends as one that was not."""
+"""A scan that is cut off anywhere ends as one that was not; how its conversations are judged."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,15 @@ import pytest
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
+from serve.engine import Call, OpenCheck
+from serve.scan import judge as judging
+from serve.scan.judge import judge, part_rows
 from serve.scan.parts import PartFolder, ScanManifest
 from serve.scan.run import summary
-from serve.scan.scan import read_parts, scan
-from serve.scan.sources import size_of, state_of
+from serve.scan.scan import scan
+from serve.scan.sources import StoredConversation, state_of
 from tests.serve.client.censor import Censor
+from tests.serve.toy_engine import ToyEngine
 
 TEXTS = {3: "forbidden", 8: "cannot be judged", 11: "forbidden"}  # of these rows
 
@@ -43,7 +48,8 @@ def content(folder: Path) -> dict[str, str]:
 
 def test_every_row_has_a_verdict_of_every_rule_in_the_order_of_the_files(tmp_path: Path) -> None:
     files = [write_rows(tmp_path / name, 10) for name in ("a.jsonl", "b.jsonl")]
-    folder = PartFolder(tmp_path / "scan", manifest(*files))
+    (tmp_path / "empty.jsonl").touch()
+    folder = PartFolder(tmp_path / "scan", manifest(files[0], tmp_path / "empty.jsonl", files[1]))
     finished = scan(Censor(), folder)
     rows = [row for number in range(5) for row in folder.read(number)]
     places = [(row["source"], row["row"], row["rule"]) for row in rows]
@@ -110,7 +116,9 @@ def test_a_part_that_is_not_whole_is_named_and_judged_again_once_it_is_deleted(
     part.unlink()
     assert folder.finished is None
     scan(Censor(), folder)
-    assert content(folder.folder) == whole and folder.finished is not None
+    assert content(folder.folder) == whole
+    again = PartFolder(folder.folder, folder.manifest).finished
+    assert again is not None and again.conversations == 10
 
 
 @pytest.mark.parametrize(
@@ -133,11 +141,64 @@ def test_a_source_that_changes_while_it_is_scanned_is_no_finished_scan(
     assert folder.finished is None
 
 
-def test_a_part_goes_on_in_the_next_source_and_bytes_add_up(tmp_path: Path) -> None:
-    files = [write_rows(tmp_path / name, 7) for name in ("a.jsonl", "b.jsonl")]
-    parts = list(read_parts(manifest(*files, rows_a_part=4)))
-    assert [len(part.conversations) for part in parts] == [4, 4, 4, 2]
-    assert sum(part.read_bytes for part in parts) == sum(size_of(str(file)) for file in files)
-    assert all(part.read_bytes > 0 for part in parts)
-    (tmp_path / "empty.jsonl").touch()
-    assert list(read_parts(manifest(tmp_path / "empty.jsonl"))) == []
+def conversation(*contents: str) -> tuple[Message, ...]:
+    return tuple(Message("user", content) for content in contents)
+
+
+def test_those_that_share_a_beginning_are_asked_one_after_the_other_and_few_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(judging, "OPEN", 3)
+    engine = ToyEngine({"fine": -2.0})
+    open_at_once: list[int] = []
+    engine.on_step = lambda: open_at_once.append(sum(not call.done for _, call in engine.open))
+    asked = [conversation("b", "2"), conversation("a"), conversation("b"), conversation("b", "1")]
+    judge(engine, asked, ["fine"])  # type: ignore[arg-type]
+    assert engine.conversations == [asked[1], asked[2], asked[3], asked[0]]
+    assert max(open_at_once) == 3
+
+
+class Brittle(Censor):
+    """A batch with "poison" in it fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._poisoned: list[Call] = []
+
+    def open_check(self, *arguments: Any, **options: Any) -> OpenCheck:
+        opened = super().open_check(*arguments, **options)
+        if any("poison" in message.content for message in arguments[0]):
+            self._poisoned.append(opened.call)
+        return opened
+
+    def step(self) -> None:
+        for _, call in self.open:
+            if any(poisoned is call for poisoned in self._poisoned):
+                raise RuntimeError("out of\nmemory")
+        super().step()
+
+
+@pytest.mark.parametrize("broken", ["poison", "breaks"])  # at a step; when it is opened
+def test_a_failing_check_is_refused_and_the_others_are_judged(broken: str) -> None:
+    texts = [f"number {number}" for number in range(50)]
+    texts[7], texts[8], texts[31] = broken, "forbidden", "forbidden"
+    engine = Brittle()
+    checks = judge(engine, [conversation(text) for text in texts], ["words", "fine"])
+    violated = [number for number, check in enumerate(checks) if check.outcome == "violation"]
+    assert violated == [8, 31]
+    for number, check in enumerate(checks):
+        assert bool(check.refused) == (number == 7) != bool(check.verdicts)
+    reasons = {refusal.why for refusal in checks[7].refused.values()}
+    errors = {"poison": "RuntimeError: out of memory", "breaks": "GuardError: the check broke"}
+    assert reasons == {f"the engine failed: {errors[broken]}"}
+    assert engine.open == [] or all(call.done for _, call in engine.open)
+
+
+def test_an_engine_that_answers_nothing_any_longer_is_an_error_that_names_the_rows() -> None:
+    engine = ToyEngine()
+    part = [StoredConversation("a.jsonl", number, "", conversation("zebra")) for number in (4, 5)]
+    crashing = replace(manifest(), rules={"crash": "abc"})
+    problem = r"a\.jsonl, row 4, to a\.jsonl, row 5: .*RuntimeError: the batch broke.*again"
+    with pytest.raises(GuardError, match=problem):
+        part_rows(engine, part, crashing)  # type: ignore[arg-type]
+    assert engine.open == []

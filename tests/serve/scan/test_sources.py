@@ -64,18 +64,39 @@ def test_what_names_no_readable_file_is_an_error(tmp_path: Path) -> None:
         names_of("bob's logs/*.jsonl")
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.ndjson"])
-def test_lines_are_conversations_and_bad_ones_say_why(tmp_path: Path, name: str) -> None:
+LINES = {
+    json.dumps({"id": 0, "messages": HI}).encode(): "",
+    json.dumps({"id": "\ud800", "text": "Hi"}).encode(): "",
+    json.dumps({"id": None, "text": "Hi"}).encode(): "",
+    json.dumps({"\ud800": 1}).encode(): r"\ud800",
+    json.dumps({"messages": "\ud800"}).encode(): r"\ud800",
+    b"{broken": "not valid JSON",
+    b"[1]": "must be an object",
+    b"{}": "no conversation",
+    '{"text": "caf\u00e9"}'.encode("cp1252"): "not UTF-8 text, byte 0xe9, in Windows-1252 '\u00e9'",
+    # Readers differ in which one counts.
+    b'{"messages": [{"role": "user", "content": "bad", "content": "Hi"}]}': (
+        "not valid JSON: the key 'content' stands twice at column 50"
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [("rows.jsonl", b"\n"), ("rows.jsonl.gz", b"\n\n"), ("rows.ndjson", b"\r")],  # of an old Mac
+)
+def test_lines_are_conversations_and_bad_ones_say_why(
+    tmp_path: Path, name: str, end: bytes
+) -> None:
     path = tmp_path / name
-    content = json.dumps({"id": 0, "messages": HI}) + "\n\n{broken\n[1]\n{}\n"
-    data = content.encode() + b'{"text": "\xff"}\n'
+    data = end.join(LINES) + end
     path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     rows = list(read_source(str(path)))
-    assert [row.number for row in rows] == [0, 1, 2, 3, 4]
-    assert (rows[0].id, rows[0].messages) == ("0", (Message("user", "Hi"),))
-    words = ["", "not valid JSON", "must be an object", "no conversation", "not valid JSON"]
-    for row, problem in zip(rows, words, strict=True):
-        assert problem in row.problem and bool(problem) == (row.messages == ())
+    assert [row.number for row in rows] == [*range(len(LINES))]
+    assert [row.id for row in rows[:3]] == ["0", r"\ud800", ""]
+    for row, problem in zip(rows, LINES.values(), strict=True):
+        assert problem in row.problem and bool(problem) == bool(row.problem.encode())
+        assert row.messages == (() if problem else (Message("user", "Hi"),))
     assert rows[-1].read_bytes == path.stat().st_size
 
 
@@ -122,7 +143,9 @@ def test_a_file_that_is_not_there_of_another_kind_or_unreadable_is_named(
         find_sources([str(file)])
 
 
-def test_a_file_cut_off_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_cut_off_or_damaged_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sources, "PARQUET_ROWS", 1)
     texts = [{"text": "first"}, {"text": "second"}]
     parquet = Path(write_parquet(tmp_path / "rows.parquet", *texts))
@@ -136,6 +159,11 @@ def test_a_file_cut_off_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert next(rows).messages == (Message("user", "first"),)
         with pytest.raises(GuardError, match=f"{source}: not readable"):
             next(rows)
+    damaged = bytearray(gzip.compress(b'{"text": "Hi"}\n' * 5000))
+    damaged[12:30] = bytes(18)
+    (tmp_path / "rows.jsonl.gz").write_bytes(damaged)
+    with pytest.raises(GuardError, match="not readable"):
+        list(read_source(str(tmp_path / "rows.jsonl.gz")))
 
 
 def test_a_data_set_is_streamed_and_a_source_that_has_changed_has_another_state(
@@ -156,21 +184,6 @@ def test_a_data_set_is_streamed_and_a_source_that_has_changed_has_another_state(
             read(f"hub:{tmp_path / 'nothing'}")
 
 
-def test_what_is_no_unicode_is_escaped_and_damaged_bytes_are_an_error(tmp_path: Path) -> None:
-    rows = tmp_path / "rows.jsonl"
-    lone = {"id": "\ud800", "text": "Hi"}, {"\ud800": 1}, {"messages": "\ud800"}
-    stored, *unreadable = read_source(write_lines(rows, *lone))
-    assert stored.id == "\\ud800" and not stored.problem
-    for conversation in unreadable:
-        assert "\\ud800" in conversation.problem and conversation.problem.encode()
-    damaged = tmp_path / "rows.jsonl.gz"
-    content = bytearray(gzip.compress(b'{"text": "Hi"}\n' * 5000))
-    content[12:30] = bytes(18)
-    damaged.write_bytes(content)
-    with pytest.raises(GuardError, match="not readable"):
-        list(read_source(str(damaged)))
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -187,27 +200,3 @@ def test_a_file_unlike_its_name_is_named_before_it_is_judged(
     (tmp_path / name).write_bytes(content)
     with pytest.raises(GuardError, match=f"{name}: not readable: {message}"):
         find_sources([str(tmp_path)])
-
-
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        # Readers differ in which one counts.
-        (
-            b'{"messages": [{"role": "user", "content": "bad", "content": "Hi"}]}\r',
-            "not valid JSON: the key 'content' stands twice at column 50",
-        ),
-        (
-            '{"text": "caf\u00e9"}\r'.encode("cp1252"),
-            "not UTF-8 text, byte 0xe9, in Windows-1252 '\u00e9'",
-        ),
-    ],
-)
-def test_a_bad_row_says_where_and_lines_may_end_as_on_an_old_mac(
-    tmp_path: Path, content: bytes, problem: str
-) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(content + b'{"id": null, "text": "two"}\r')
-    bad, good = read_source(str(path))
-    assert problem in bad.problem and bad.messages == ()
-    assert (good.id, good.messages[0].content) == ("", "two")

@@ -119,15 +119,10 @@ def test_ids_of_calls_are_forgotten_beyond_a_number_and_after_a_time(
     assert keys.key(agentgateway(call_id="3")) != key  # 15 minutes are over
 
 
+MALFORMED = (b"", b"no JSON", b"[1]", b"[" * 9999, b"{}", b'{"messages": 1}', b'{"messages": [1]}')
+
+
 def test_what_is_malformed_has_a_key_too() -> None:
-    for body in (
-        b"",
-        b"no JSON",
-        b"[1]",
-        b"{}",
-        b'{"messages": 1}',
-        b'{"messages": [1]}',
-        b"[" * 9999,
-    ):
+    for body in MALFORMED:
         request = RelayedRequest("POST", "/v1/check", body=body)
         assert SessionKeys().key(request) == SessionKeys().key(request) != ""
