@@ -113,13 +113,6 @@ def test_an_activated_request_survives_the_way_to_a_worker_process() -> None:
     assert (arrived.activation_start, arrived.content) == (93, "abc")
 
 
-def test_in_a_batch_adapters_are_told_apart_by_their_ids_and_two_prompts_are_one() -> None:
-    """By vLLM by their names, which two versions of one rule share."""
-    assert len({ActivatedRequest("rule", number, "/adapter") for number in (7, 8)}) == 2
-    prompts = [ActivatedRequest("rule", 7, "/a", activation_start=start) for start in (0, 40, 93)]
-    assert len(set(prompts)) == 1
-
-
 @pytest.fixture
 def arriving(adapters: dict[str, str]) -> Callable[..., Any]:
     """What becomes of a prompt's request in the input processor; vLLM's own part gives it back."""

@@ -171,13 +171,6 @@ def changed(folder: Path, change: Callable[[str, torch.Tensor], tuple[str, torch
     save_file(dict(change(*item) for item in load_file(weights).items()), weights)
 
 
-def still_answers(served: Served) -> bool:
-    """Whether the engine still answers, and rightly."""
-    prompt = list(range(30, 70))
-    difference = (served.ask_one(prompt, None).log_probs - reference(prompt, None)).abs().max()
-    return bool(difference < 1e-3) and not served.scheduler.has_unfinished_requests()
-
-
 def test_what_is_refused_is_one_request_s_error(
     served: Served, adapters: dict[str, str], tmp_path: Path
 ) -> None:

@@ -16,7 +16,6 @@ from vllm.lora.punica_wrapper import utils
 from vllm.v1.worker.gpu.lora_utils import LoraState
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm_alora.handover import ActivatedRequest
-from vllm_alora.token_map import slots_of_step
 
 from tests.serve.served import Served
 
@@ -83,14 +82,3 @@ def test_the_index_tensors_are_vllms(tokens: list[int], prompts: list[int]) -> N
     assert our_lengths == lengths
     for ours, vllms in zip(tensors, expected, strict=True):
         assert ours.dtype == vllms.dtype and torch.equal(ours, vllms)
-
-
-def test_slots_that_lie_on_the_mapping_are_taken_once() -> None:
-    mapping: Any = LoRAMapping((0, 5, 9, 9), (5, 9), is_prefill=True)
-    adapter_in_slot = [9, None, 5, None]
-    expected, *_ = utils.convert_mapping(mapping, adapter_in_slot, 4, 100, "cpu")
-    mapping.step_slots = slots_of_step(mapping, adapter_in_slot)
-    tokens, *_ = utils.convert_mapping(mapping, [], 4, 100, "cpu")  # nothing is looked up
-    assert torch.equal(tokens, expected)
-    with pytest.raises(KeyError):  # in another step: the adapters are in no slot
-        utils.convert_mapping(mapping, [], 4, 100, "cpu")

@@ -27,8 +27,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request, RequestStatus
 from vllm_alora.handover import ActivatedRequest
 from vllm_alora.kv.allocation import allocate_slots
-from vllm_alora.kv.block_counts import connector_finished, estimate_cached_tokens
-from vllm_alora.kv.partial_block import SharedPartialBlocks
+from vllm_alora.kv.block_counts import estimate_cached_tokens
 from vllm_alora.shared_prompt import Prefix, SharedPrompt
 
 pytestmark = pytest.mark.slow
@@ -367,13 +366,3 @@ def test_as_many_tokens_are_cached_as_the_blocks_hold(hashed: tuple[int | None, 
     assert counted == max((tokens or 0 for tokens in hashed), default=0)
     manager.coordinator.single_type_managers = [object()]  # another kind of cache
     assert estimate_cached_tokens.wrapper(lambda *_: 7, manager, request) == 7
-
-
-def test_a_finished_request_leaves_the_partial_blocks_without_its_blocks_ids() -> None:
-    shared = SharedPartialBlocks(None, 4, 2, in_step_above=0)
-    leader = SimpleNamespace(request_id="leader")
-    shared._leaders["partial"] = leader  # type: ignore[index]
-    finished = connector_finished.wrapper(pytest.fail, SimpleNamespace(connector=shared), leader)
-    assert finished == (False, None) and not shared._leaders
-    scheduler = SimpleNamespace(connector=object())
-    assert connector_finished.wrapper(lambda *_: (True, {}), scheduler, None) == (True, {})

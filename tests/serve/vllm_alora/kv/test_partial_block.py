@@ -69,15 +69,6 @@ def scheduled(one: Any, through: int, computed: int = 0) -> Any:
     return one
 
 
-def test_the_adapter_of_a_request_is_read_from_the_moment_it_comes() -> None:
-    shared, asked = Sharing(), []
-    shared.on_new_request(request("nobody reads ahead"))
-    shared.prefetch = SimpleNamespace(is_ready=asked.append)  # type: ignore[assignment]
-    shared.on_new_request(first := request("first"))
-    shared.on_new_request(SimpleNamespace(lora_request=None))
-    assert asked == [first.lora_request]
-
-
 def test_those_that_come_in_the_step_that_completes_a_partial_block_need_not_wait() -> None:
     shared, first, second = Sharing(in_step_above=0), request("first"), request("second")
     shared.admit(first)
@@ -116,25 +107,6 @@ def test_a_preempted_request_computes_its_partial_block_when_it_comes_back() -> 
     assert asked == ["follower", "leader"]
     shared.admit(leader)
     assert shared.step(leader=60) == Copies(saves={0: 8})
-
-
-def test_of_two_partial_blocks_in_the_only_slot_the_later_is_kept() -> None:
-    shared, first, second = Sharing(room=1), request("first"), request("second", salt="other")
-    shared.admit(first)
-    shared.admit(second)
-    assert shared.step(first=60, second=60) == Copies(saves={0: 8})
-    assert shared.found(first) == 0
-    assert shared.found(second) == 9
-
-
-@pytest.mark.parametrize("before", [9, BLOCK + 9])
-def test_another_salt_is_another_partial_block(before: int) -> None:
-    shared = Sharing()
-    shared.admit(request("first", before=before, salt="one"))
-    shared.step(first=60)
-    for salt, tokens in (("one", 9), ("two", 0)):
-        other = request("other", before=before, salt=salt)
-        assert shared.found(other, before // BLOCK * BLOCK) == tokens
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import wait
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +16,6 @@ import pytest
 import torch
 from pytest import MonkeyPatch
 from vllm import SamplingParams
-from vllm.lora import model_manager
-from vllm.lora.lora_weights import LoRALayerWeights, PackedLoRALayerWeights
 from vllm.lora.ops.triton_ops import utils
 from vllm_alora.weights import slots
 from vllm_alora.weights.prefetch import PREFETCH, Prefetch, connect
@@ -271,38 +269,6 @@ def test_nobody_waits_for_others_adapters(few: FewSlots, *, is_ahead: bool) -> N
     finally:
         del manager._load_adapter
     assert were_answered[0] == is_ahead and "cold" in answered
-
-
-def test_a_step_packs_scales_and_pins_nothing_that_was_read_ahead(
-    few: FewSlots, monkeypatch: MonkeyPatch, *, is_ahead: bool
-) -> None:
-    """The steps are the main thread's. Without prefetch it does all of it, with it nothing."""
-    threads: list[threading.Thread] = []
-
-    def noted(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            threads.append(threading.current_thread())
-            return original(*args)
-
-        return call
-
-    monkeypatch.setattr(model_manager, "PIN_MEMORY", True)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", noted(lambda tensor: tensor))
-    monkeypatch.setattr(PackedLoRALayerWeights, "pack", noted(PackedLoRALayerWeights.pack))
-    for kind in (LoRALayerWeights, PackedLoRALayerWeights):
-        monkeypatch.setattr(kind, "optimize", noted(kind.optimize))
-    few.ask(range(ADAPTERS))  # of which some are not in memory
-    assert {thread is threading.main_thread() for thread in threads} == {not is_ahead}
-
-
-def test_a_step_copies_only_what_has_no_slot(few: FewSlots) -> None:
-    few.manager.adapter_heat = Heat()  # as if nothing had been asked before
-    for _ in range(2):
-        # In memory from here on: one that is read beside the steps comes a step later.
-        few.ask(range(6), seed=3)
-    few.ask(range(4), seed=3)
-    for first in (1, 2):
-        assert few.ask(range(first, first + 4), seed=3) == 1
 
 
 def test_an_adapter_not_swapped_in_is_copied_anew(few: FewSlots, monkeypatch: MonkeyPatch) -> None:
