@@ -19,7 +19,6 @@ from guard.recipe import Recipe
 from serve.engine import GuardEngine
 from tests.serve.adapters import save_random_adapter
 from tests.serve.cards import RULE_TEXTS, prompts, recipe
-from tests.serve.engine.shared import runner
 from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
 from tests.serve.heads import reference_logit, save_head
 from tests.serve.served import Served
@@ -157,22 +156,6 @@ def test_a_verdict_is_peft_s_and_not_nothing(engine: Any) -> None:
     assert engine.counters.scheduled_tokens == 0  # vLLM's warm-up does not count
     assert_verdicts(engine)
     assert engine.counters.scheduled_tokens > 0
-
-
-@pytest.mark.parametrize("failure", [RuntimeError("out of memory"), KeyboardInterrupt()])
-def test_a_batch_that_fails_leaves_no_blocks_behind(
-    engine: Any, monkeypatch: MonkeyPatch, failure: BaseException
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise failure
-
-    engine.forget()
-    with monkeypatch.context() as patch:
-        patch.setattr(runner(engine).model, "forward", fail)
-        with pytest.raises(type(failure)):
-            engine.check(CONVERSATION)
-    assert engine.is_usable
-    assert_verdicts(engine)
 
 
 def test_128_aloras_in_one_step_answer_as_one_at_a_time(tmp_path: Path) -> None:

@@ -62,18 +62,10 @@ class ToyEncoder:
         }
         return cls(Recipe.model_validate(fields), targets)
 
-    def save_rule(
-        self, folder: Path, seed: int, *targets: str, reads: Reads = "conversation"
-    ) -> Path:
+    def save_rule(self, folder: Path, seed: int, *targets: str) -> Path:
         """A random adapter with a random head and words; without targets on all."""
-        return save_encoder_rule(
-            folder,
-            seed=seed,
-            targets=targets or self.targets,
-            reads=reads,
-            texts=TEXTS,
-            of=self.recipe,
-        )
+        on = targets or self.targets
+        return save_encoder_rule(folder, seed=seed, targets=on, texts=TEXTS, of=self.recipe)
 
     def save_low_rule(self, folder: Path, seed: int, reads: Reads) -> Path:
         """The same of a low rank, without words."""
