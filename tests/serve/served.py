@@ -16,15 +16,8 @@ from tests.serve.adapters import BASE, LINEARS, peft_logits
 BLOCK = 32
 MAX_SEQS = 128
 MAX_STEP_TOKENS = 8192
-MAX_RANK = 16
 # The token ids whose log-probabilities are compared: 50 all over the vocabulary.
 SAMPLED_IDS = list(range(5, 16384, 331))
-
-
-def shut_down(llm_engine: Any) -> None:
-    """Stop vLLM's engine, and leave the process's communication groups, which others need."""
-    with mock.patch("vllm.v1.engine.core.cleanup_dist_env_and_memory"):
-        llm_engine.engine_core.shutdown()
 
 
 @dataclass(frozen=True)
@@ -52,7 +45,7 @@ class Served:
             "block_size": BLOCK,
             "enable_lora": True,
             "max_loras": MAX_SEQS,
-            "max_lora_rank": MAX_RANK,
+            "max_lora_rank": 16,
             "lora_target_modules": LINEARS,
             "max_num_seqs": MAX_SEQS,
             "max_num_batched_tokens": MAX_STEP_TOKENS,
@@ -113,7 +106,9 @@ class Served:
         assert self.llm.reset_prefix_cache()
 
     def close(self) -> None:
-        shut_down(self.llm.llm_engine)
+        """Stop, and leave the process's communication groups, which others need."""
+        with mock.patch("vllm.v1.engine.core.cleanup_dist_env_and_memory"):
+            self.llm.llm_engine.engine_core.shutdown()
 
     def __enter__(self) -> Served:
         return self

@@ -198,20 +198,16 @@ def test_v1_forgets_the_activation_points_of_requests_that_left(
         assert len(served.runner.input_batch.activation_starts) <= most
 
 
-def v2_state(computed: list[int]) -> LoraState:
-    """A LoraState as its runner leaves it once requests were added."""
+def test_v2_maps_base_lora_and_alora_of_one_batch() -> None:
+    computed = np.array([0, 4, 0, 8, 0, 0, 0, 0], np.int32)
+    state = LoraState(max_num_reqs=8)
     runner = SimpleNamespace(
-        lora_state=LoraState(max_num_reqs=8),
-        req_states=SimpleNamespace(num_computed_prefill_tokens=np.array(computed, dtype=np.int32)),
+        lora_state=state,
+        req_states=SimpleNamespace(num_computed_prefill_tokens=computed),
         sampler=None,
         model_state=None,
     )
     GPUModelRunner.add_requests(runner, SimpleNamespace(scheduled_new_reqs=[]))
-    return runner.lora_state
-
-
-def test_v2_maps_base_lora_and_alora_of_one_batch() -> None:
-    state = v2_state(computed=[0, 4, 0, 8, 0, 0, 0, 0])
     state.add_request("base", 0, None)
     state.add_request("decoding", 1, alora(1, start=2))
     state.add_request("lora", 2, alora(2, start=0))

@@ -23,16 +23,14 @@ KEPT = 4  # partial blocks
 BLOCKS = SimpleNamespace(blocks=([SimpleNamespace(block_id=number) for number in (17, 18, 19)],))
 
 
-def request(name: str, *, before: int = BLOCK + 9, salt: str | None = None) -> Any:
-    """A stand-in for an aLoRA's request: `before` tokens that all share, then 20 of its own."""
-    lora = ActivatedRequest(name, 1, f"/{name}", activation_start=before)
-    hashes = [(salt, number) for number in range(before // BLOCK)]
+def request(name: str) -> Any:
+    """A stand-in for an aLoRA's request: a block and 9 tokens that all share, 20 of its own."""
     return SimpleNamespace(
         request_id=name,
-        lora_request=lora,
-        prompt_token_ids=list(range(before + 20)),
-        block_hashes=hashes,
-        cache_salt=salt,
+        lora_request=ActivatedRequest(name, 1, f"/{name}", activation_start=BLOCK + 9),
+        prompt_token_ids=list(range(BLOCK + 29)),
+        block_hashes=["of the block"],
+        cache_salt=None,
         mm_features=[],
         num_computed_tokens=0,
         status=RequestStatus.WAITING,
@@ -44,9 +42,9 @@ def request(name: str, *, before: int = BLOCK + 9, salt: str | None = None) -> A
 class Sharing(SharedPartialBlocks):
     """The scheduler's half, over a cache in which every request has the blocks 7, 8 and 9."""
 
-    def __init__(self, room: int = KEPT, *, in_step_above: int | None = None) -> None:
+    def __init__(self, *, in_step_above: int | None = None) -> None:
         cache = SimpleNamespace(get_block_ids=lambda _: ([7, 8, 9],))
-        super().__init__(cache, BLOCK, room, in_step_above=in_step_above)
+        super().__init__(cache, BLOCK, KEPT, in_step_above=in_step_above)
 
     def found(self, one: Any, cached: int = BLOCK) -> int | None:
         """The tokens that the request begins with behind the cached ones; None: it waits."""
