@@ -59,17 +59,14 @@ class Served:
         }
         return cls(LLM(BASE, **(settings | overrides)))
 
-    def request(
-        self, folder: str | None, *, name: str | None = None, adapter_id: int | None = None
-    ) -> Any:
+    def request(self, folder: str | None) -> Any:
         """The LoRARequest for an adapter folder, or None for the base."""
         from vllm.lora.request import LoRARequest
 
         if folder is None:
             return None
-        if adapter_id is None:
-            adapter_id = self._ids.setdefault(folder, len(self._ids) + 1)
-        return LoRARequest(name or f"adapter {adapter_id}", adapter_id, folder)
+        adapter_id = self._ids.setdefault(folder, len(self._ids) + 1)
+        return LoRARequest(f"adapter {adapter_id}", adapter_id, folder)
 
     def ask(self, prompts: Sequence[Sequence[int]], folders: Sequence[str | None]) -> list[Answer]:
         return self.ask_requests(prompts, [self.request(folder) for folder in folders])

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request
 from vllm_alora.adapter import AdapterError
 from vllm_alora.arrival import InvocationError
@@ -139,7 +140,7 @@ def test_two_versions_in_one_batch_are_two_adapters(checked: CheckedEngine, tmp_
     first = checked.adapters["first"]
     folders = [first, save_variant(tmp_path, first, seed=78)]
     prompts = [checked.prompt(40, seed=14)] * 2
-    requests = [checked.served.request(folder, name="rule", adapter_id=900) for folder in folders]
+    requests = [LoRARequest("rule", 900, folder) for folder in folders]
     assert_peft(checked.served.ask_requests(prompts, requests), prompts, folders)
 
 

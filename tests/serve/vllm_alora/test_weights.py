@@ -9,7 +9,6 @@ import itertools
 import random
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import wait
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -205,17 +204,6 @@ def test_only_so_many_are_read_ahead_and_one_that_nobody_takes_makes_room() -> N
     assert manager.read == [4, 5, 6]
     assert manager.prefetch.take(4) is None
     assert manager.prefetch.take(6) == "adapter 6"
-
-
-def test_what_is_asked_for_again_is_not_dropped_for_others_although_it_is_read_in_between() -> None:
-    manager = ToyManager()
-    assert manager.is_ready(4, 5) == [False, False]
-    manager.go.set()
-    wait([manager.prefetch._read_ahead[number] for number in (4, 5)])
-    assert manager.is_ready(6) == [False]
-    manager.prefetch.begin_step()
-    assert manager.is_ready(4, 5) == [True, True]
-    assert manager.read == [4, 5]
 
 
 def test_an_engine_that_is_to_read_none_ahead_has_no_prefetch() -> None:

@@ -68,7 +68,8 @@ def scheduled(one: Any, through: int, computed: int = 0) -> Any:
 
 
 def test_those_that_come_in_the_step_that_completes_a_partial_block_need_not_wait() -> None:
-    shared, first, second = Sharing(in_step_above=0), request("first"), request("second")
+    """If it is larger than every captured graph."""
+    shared, first, second = Sharing(in_step_above=BLOCK + 8), request("first"), request("second")
     shared.admit(first)
     for status, through in (
         (RequestStatus.RUNNING, BLOCK + 8),
@@ -76,6 +77,8 @@ def test_those_that_come_in_the_step_that_completes_a_partial_block_need_not_wai
     ):
         first.status, first.computed_after_step = status, through
         assert shared.found(second) is None
+    scheduled(first, BLOCK + 9, computed=1)
+    assert shared.found(second) is None
     scheduled(first, BLOCK + 9)
     assert shared.found(second, 0) is None  # its conversation is not cached
     assert shared.found(second) == 9
@@ -162,22 +165,6 @@ def test_one_that_goes_on_is_shared_in_the_step_that_computes_it(checked: Checke
     checked.ask([[*conversation[: 2 * BLOCK + 9], *end]], ["first"])
     cached = checked.ask([[*conversation, *end]] * 2, ["first", "second"])
     assert cached == [2 * BLOCK + 9, 2 * BLOCK + 20]
-
-
-@pytest.mark.parametrize(("graph_tokens", "steps"), [(60, 1), (200, 2)])
-def test_only_a_step_larger_than_every_graph_is_shared_and_the_others_answer_as_in_peft(
-    checked: CheckedEngine, monkeypatch: MonkeyPatch, graph_tokens: int, steps: int
-) -> None:
-    """The first prompt alone has about a hundred tokens, all three have less than two hundred."""
-    connector = checked.served.scheduler.connector
-    monkeypatch.setattr(connector, "_in_step_above", graph_tokens)
-    prompts = [checked.prompt(2 * BLOCK + 13, after, seed=29) for after in (5, 30, 12)]
-    kinds = ["first", "second", "second"]
-    checked.ask(prompts, kinds)  # the adapters are in memory from here on
-    checked.served.reset()
-    planned = steps_of(checked.served, monkeypatch)
-    assert checked.ask(prompts, kinds) == [0, 2 * BLOCK + 13, 2 * BLOCK + 13]
-    assert len(planned) == steps
 
 
 def test_other_conversations_and_adapters_share_no_partial_blocks(checked: CheckedEngine) -> None:
