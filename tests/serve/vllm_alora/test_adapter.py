@@ -21,7 +21,6 @@ from peft.tuners.tuners_utils import check_target_module_exists
 from pytest import MonkeyPatch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel
-from vllm.lora.peft_helper import PEFTHelper
 from vllm_alora import adapter
 from vllm_alora.adapter import AdapterError, check_adapter, read_adapter
 from vllm_alora.peft_config import HONOURED, ONLY_WITH, WITHOUT_EFFECT, is_adapted, unserved
@@ -200,28 +199,6 @@ def test_content_names_weights_and_configuration_and_is_read_once(
     os.utime(folder / "adapter_model.safetensors", ns=(1, 1))
     again = read_adapter(str(folder))
     assert again is read_adapter(str(folder))
-
-
-def helper(**fields: Any) -> PEFTHelper:
-    alora = {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj"]}
-    return PEFTHelper.from_dict({**alora, "alora_invocation_tokens": [1, 2], **fields})
-
-
-def test_exactly_one_of_vllm_s_refusals_is_lifted() -> None:
-    limits = SimpleNamespace(max_lora_rank=16)
-    alora = helper()
-    alora.validate_legal(limits)
-    assert alora.alora_invocation_tokens == [1, 2] and alora.vllm_lora_scaling_factor == 2.0
-    for fields, message in (
-        ({"use_dora": True}, "DoRA"),
-        ({"bias": "all"}, "Adapter bias"),
-        ({"r": 17}, "rank 17 is greater than max_lora_rank 16"),
-        ({"modules_to_save": ["embed_tokens"]}, "modules_to_save"),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights"),
-    ):
-        with pytest.raises(ValueError, match=message) as caught:
-            helper(**fields).validate_legal(limits)
-        assert "aLoRA" not in str(caught.value)
 
 
 LAYERS = [

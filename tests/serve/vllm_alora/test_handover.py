@@ -29,10 +29,9 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from vllm.v1.worker.gpu.lora_utils import LoraState
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm_alora.adapter import read_adapter
-from vllm_alora.arrival import InvocationError, active_from, process_inputs
+from vllm_alora.arrival import InvocationError, process_inputs
 from vllm_alora.handover import FIRST_DERIVED_ID, KEY, NEAR_END, ActivatedRequest, activation_start
 
-from guard.conversation.example import Message
 from tests.serve.adapters import BASE
 from tests.serve.served import Served
 
@@ -151,19 +150,6 @@ def test_an_adapter_is_active_from_the_last_invocation_on(
     mine = LoRARequest("rule", 3, adapters["lora"], load_inplace=True)
     assert arriving([5], None, lora_request=mine).lora_request.load_inplace is False
     assert mine.load_inplace is True  # the caller's request is not changed
-
-
-def test_a_prompt_without_its_last_turn_is_refused(adapters: dict[str, str], prompts: Any) -> None:
-    conversation = [Message("user", "May I take two?"), Message("assistant", "I can not say.")]
-    adapter, whole = read_adapter(adapters["first"]), prompts.build(conversation, "a rule")
-    start = whole.invocation_start
-    assert active_from(whole.token_ids, adapter, "rule", start) == start
-    answer = prompts.suffix_ids("")[-len(prompts._answer) :]
-    lost = [*whole.token_ids[:start], *answer]
-    # Nothing tells it apart: an earlier turn has the same header.
-    assert 0 < active_from(lost, adapter, "rule") < start
-    with pytest.raises(InvocationError, match=f"expected was {start}"):
-        active_from(lost, adapter, "rule", start)
 
 
 @pytest.mark.parametrize(
