@@ -199,7 +199,6 @@ finally:
     print("the engine is closed")
 """
 
-
 STOPPED_MEANWHILE = "engine_thread.CLOSING_S = 0.5; threading.Thread(target=stop).start()"
 
 

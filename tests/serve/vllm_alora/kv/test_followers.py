@@ -38,7 +38,6 @@ pytestmark = pytest.mark.slow
 NATS = 1e-4
 ALORAS = ("first", "second", "third", "fourth", "fifth", "sixth")
 
-
 Rule = tuple[str, tuple[int, ...]]  # an aLoRA, and what its suffix has behind the invocation
 
 
