@@ -30,10 +30,9 @@ def save_random_adapter(
     invocation: Sequence[int] | None = None,
     rank: int = 8,
     targets: Sequence[str] = tuple(LINEARS),
-    size: float = 0.1,
 ) -> str:
-    """Save a LoRA, or with `invocation` (token ids) an aLoRA; its folder. All entries are random
-    with a standard deviation of `size`: base, adapter and another adapter differ clearly.
+    """Save a LoRA, or with `invocation` (token ids) an aLoRA; its folder. All entries are random,
+    so large that base, adapter and another adapter differ clearly.
     """
     config = LoraConfig(
         r=rank,
@@ -47,7 +46,7 @@ def save_random_adapter(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * size)
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
     model.save_pretrained(str(folder))
     return str(folder)
 

@@ -44,9 +44,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory, prompts: PromptBuilder) -
 
 @pytest.fixture(scope="session")
 def session_engine() -> Iterator[Served]:
-    """One engine for all tests: float32, blocks of 32 tokens, 128 sequences at once. Use
-    `served`.
-    """
+    """One engine for all tests, which use `served`: float32, blocks of 32 tokens."""
     from serve.engine.backends import vllm_engine
 
     served = Served.start()
@@ -59,9 +57,7 @@ def session_engine() -> Iterator[Served]:
 
 @pytest.fixture
 def served(session_engine: Served) -> Served:
-    """The session's engine with an empty prefix cache and no limit on a step's tokens but its
-    own.
-    """
+    """The session's engine with an empty prefix cache and no limit on its steps but its own."""
     session_engine.reset()
     return session_engine
 

@@ -84,20 +84,11 @@ def words_of(texts: Sequence[Sequence[Message]], seed: int, of: Recipe | None) -
     return random_words(np.random.default_rng(seed), keys)
 
 
-def save_encoder_head(
-    folder: Path,
-    *,
-    seed: int,
-    reads: Judged = "conversation",
-    weight: np.ndarray | None = None,
-    bias: float = 0.1,
-) -> Path:
-    """A head on the frozen encoder; random without a `weight`."""
+def save_encoder_head(folder: Path, *, seed: int, reads: Judged = "conversation") -> Path:
+    """A random head on the frozen encoder."""
     folder.mkdir(parents=True, exist_ok=True)
-    if weight is None:
-        weight = np.random.default_rng(seed).standard_normal(384)
-    head = Head(weight.astype(np.float32), bias)
-    save_file(head.tensors(), folder / METHODS["head"].weights)
+    weight = np.random.default_rng(seed).standard_normal(384).astype(np.float32)
+    save_file(Head(weight, 0.1).tensors(), folder / METHODS["head"].weights)
     save_encoder_card(folder, "head", reads=reads)
     return folder
 

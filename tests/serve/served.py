@@ -16,15 +16,8 @@ from tests.serve.adapters import BASE, LINEARS, peft_logits
 BLOCK = 32
 MAX_SEQS = 128
 MAX_STEP_TOKENS = 8192
-MAX_RANK = 16
 # The token ids whose log-probabilities are compared: 50 all over the vocabulary.
 SAMPLED_IDS = list(range(5, 16384, 331))
-
-
-def shut_down(llm_engine: Any) -> None:
-    """Stop vLLM's engine, and leave the process's communication groups, which others need."""
-    with mock.patch("vllm.v1.engine.core.cleanup_dist_env_and_memory"):
-        llm_engine.engine_core.shutdown()
 
 
 @dataclass(frozen=True)
@@ -52,7 +45,7 @@ class Served:
             "block_size": BLOCK,
             "enable_lora": True,
             "max_loras": MAX_SEQS,
-            "max_lora_rank": MAX_RANK,
+            "max_lora_rank": 16,
             "lora_target_modules": LINEARS,
             "max_num_seqs": MAX_SEQS,
             "max_num_batched_tokens": MAX_STEP_TOKENS,
@@ -66,17 +59,14 @@ class Served:
         }
         return cls(LLM(BASE, **(settings | overrides)))
 
-    def request(
-        self, folder: str | None, *, name: str | None = None, adapter_id: int | None = None
-    ) -> Any:
+    def request(self, folder: str | None) -> Any:
         """The LoRARequest for an adapter folder, or None for the base."""
         from vllm.lora.request import LoRARequest
 
         if folder is None:
             return None
-        if adapter_id is None:
-            adapter_id = self._ids.setdefault(folder, len(self._ids) + 1)
-        return LoRARequest(name or f"adapter {adapter_id}", adapter_id, folder)
+        adapter_id = self._ids.setdefault(folder, len(self._ids) + 1)
+        return LoRARequest(f"adapter {adapter_id}", adapter_id, folder)
 
     def ask(self, prompts: Sequence[Sequence[int]], folders: Sequence[str | None]) -> list[Answer]:
         return self.ask_requests(prompts, [self.request(folder) for folder in folders])
@@ -113,7 +103,9 @@ class Served:
         assert self.llm.reset_prefix_cache()
 
     def close(self) -> None:
-        shut_down(self.llm.llm_engine)
+        """Stop, and leave the process's communication groups, which others need."""
+        with mock.patch("vllm.v1.engine.core.cleanup_dist_env_and_memory"):
+            self.llm.llm_engine.engine_core.shutdown()
 
     def __enter__(self) -> Served:
         return self

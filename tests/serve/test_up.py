@@ -32,8 +32,7 @@ from serve.policy.rule_set import RuleSet
 from serve.selection import Selection, served_parts
 from serve.tls import tls_settings
 from serve.up import _config, _listening, _rule_sets, _serve, _tenants, main
-from tests.serve.certificates import make_certificates
-from tests.serve.server_process import ADMIN, SHOP, ServerProcess
+from tests.serve.server_process import ADMIN, SHOP, ServerProcess, make_certificates
 from tests.serve.serving import MESSAGES
 from tests.serve.toy_engine import MortalEngine, ToyEngine
 
@@ -199,7 +198,6 @@ try:
 finally:
     print("the engine is closed")
 """
-
 
 STOPPED_MEANWHILE = "engine_thread.CLOSING_S = 0.5; threading.Thread(target=stop).start()"
 

@@ -28,7 +28,6 @@ RULE_SETS = {
     "staff": RuleSet(("flagged",), parse(STAFF, "staff"), "staff"),
 }
 
-
 SCRATCH = tempfile.TemporaryDirectory(prefix="toy-rules-")
 
 

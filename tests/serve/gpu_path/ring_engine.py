@@ -15,11 +15,9 @@ from vllm_alora.adapter import read_adapter
 from vllm_alora.kv.partial_block_seams import in_step_above
 
 from guard.machine.device import installed_device
-from guard.recipe import Recipe
 from serve.engine import GuardEngine
 from tests.serve.adapters import save_random_adapter
 from tests.serve.cards import RULE_TEXTS, prompts, recipe
-from tests.serve.engine.shared import runner
 from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
 from tests.serve.heads import reference_logit, save_head
 from tests.serve.served import Served
@@ -117,64 +115,6 @@ def test_adapters_without_a_slot_are_swapped_in_again(swapping: Swapping) -> Non
     swapping.ask(random.Random(0).choices(swapping.folders, k=8), 11, range(8))
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardEngine]:
-    """The product's engine on two aLoRAs and a head."""
-    root = tmp_path_factory.mktemp("guarded")
-    names = ["medical_advice", "pii_leak"]
-    saved = {name: save_adapter(root / name, name, seed=seed) for seed, name in enumerate(names)}
-    saved[HEAD] = save_head(root / HEAD, HEAD, seed=7)
-    small = {"max_model_len": 512, "max_num_batched_tokens": 128, "max_num_seqs": 8}
-    with GuardEngine(narrow(), saved, kv_cache_memory_bytes=2**26, max_loras=2, **small) as engine:
-        engine.folders = saved  # type: ignore[attr-defined]
-        yield engine
-
-
-def narrow() -> Recipe:
-    tiny = recipe()
-    engine = tiny.engine | {"dtype": "float16", "enforce_eager": True}
-    return tiny.model_copy(update={"dtype": "float16", "engine": engine})
-
-
-def expected(name: str, folder: Path) -> float:
-    if name == HEAD:
-        return reference_logit(CONVERSATION, RULE_TEXTS[name], folder)
-    return peft_logit(CONVERSATION, RULE_TEXTS[name], folder)
-
-
-def assert_verdicts(engine: Any) -> None:
-    """All three are PEFT's, and not nothing."""
-    check = engine.check(CONVERSATION)
-    assert not check.refused and len(check.verdicts) == 3
-    for verdict in check.verdicts:
-        wanted = expected(verdict.rule, engine.folders[verdict.rule])
-        assert verdict.logit == pytest.approx(wanted, abs=0.1)
-        assert abs(verdict.logit) > 0.0
-
-
-def test_a_verdict_is_peft_s_and_not_nothing(engine: Any) -> None:
-    """Runner V2's sampler knows no two columns, and it keeps no state, which a head reads."""
-    assert engine.counters.scheduled_tokens == 0  # vLLM's warm-up does not count
-    assert_verdicts(engine)
-    assert engine.counters.scheduled_tokens > 0
-
-
-@pytest.mark.parametrize("failure", [RuntimeError("out of memory"), KeyboardInterrupt()])
-def test_a_batch_that_fails_leaves_no_blocks_behind(
-    engine: Any, monkeypatch: MonkeyPatch, failure: BaseException
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise failure
-
-    engine.forget()
-    with monkeypatch.context() as patch:
-        patch.setattr(runner(engine).model, "forward", fail)
-        with pytest.raises(type(failure)):
-            engine.check(CONVERSATION)
-    assert engine.is_usable
-    assert_verdicts(engine)
-
-
 def test_128_aloras_in_one_step_answer_as_one_at_a_time(tmp_path: Path) -> None:
     """Of one layer type: the interpreter takes milliseconds for each of the step's programs."""
     count, layers = 128, {"rank": 4, "targets": ["o_proj"], "invocation": text_ids(2, 7)}
@@ -196,3 +136,28 @@ def test_128_aloras_in_one_step_answer_as_one_at_a_time(tmp_path: Path) -> None:
             alone, other = large.ask_one(prompt, saved[number]), together[number]
             torch.testing.assert_close(other.log_probs, alone.log_probs, atol=0.01, rtol=0)
             assert_peft([other], [prompt], [saved[number]], NATS, torch.float16)
+
+
+def test_a_verdict_is_peft_s_and_not_nothing(tmp_path: Path) -> None:
+    """The product's engine on two aLoRAs and a head: runner V2's sampler knows no two columns, and
+    it keeps no state, which a head reads.
+    """
+    saved = {HEAD: save_head(tmp_path / HEAD, HEAD, seed=7)}
+    for seed, name in enumerate(("medical_advice", "pii_leak")):
+        saved[name] = save_adapter(tmp_path / name, name, seed=seed)
+    tiny = recipe()
+    narrow = {"dtype": "float16", "engine": tiny.engine | {"dtype": "float16"}}
+    small = {"max_model_len": 512, "max_num_batched_tokens": 128, "max_num_seqs": 8}
+    small |= {"max_loras": 2, "kv_cache_memory_bytes": 2**26}
+    with GuardEngine(tiny.model_copy(update=narrow), saved, **small) as engine:
+        assert engine.counters.scheduled_tokens == 0  # vLLM's warm-up does not count
+        check = engine.check(CONVERSATION)
+        assert engine.counters.scheduled_tokens > 0
+    assert not check.refused and len(check.verdicts) == 3
+    for verdict in check.verdicts:
+        expected = peft_logit
+        if verdict.rule == HEAD:
+            expected = reference_logit
+        wanted = expected(CONVERSATION, RULE_TEXTS[verdict.rule], saved[verdict.rule])
+        assert verdict.logit == pytest.approx(wanted, abs=0.1)
+        assert abs(verdict.logit) > 0.0

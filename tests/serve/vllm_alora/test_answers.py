@@ -156,24 +156,3 @@ def test_runner_v2_keeps_the_last_token_s_row_of_a_prompt_that_ends_in_the_step(
     runner.sample()
     assert not gives_states(runner) and kept(runner) == {}
     assert not gives_states(SimpleNamespace(speculative_config=None))
-
-
-def test_a_real_runner_s_state_gives_the_logits_of_its_output_layer(served: Served) -> None:
-    """Nothing is kept of those beside it that do not ask, nor of a prompt's beginning."""
-    prompt = list(range(100, 170))
-    inputs = [{"prompt_token_ids": prompt}, {"prompt_token_ids": prompt[:50]}]
-    served.limit_step(45)
-
-    def generated(*keys: object) -> int:
-        """The token behind the first prompt, asked with a key for each."""
-        params = [params_of(key) for key in keys]
-        outputs = served.llm.generate(inputs[: len(keys)], params, use_tqdm=False)
-        return int(outputs[0].outputs[0].token_ids[0])
-
-    token = generated("mine", None)
-    (state,) = take_states(served.runner).values()
-    logits = served.runner.model.lm_head.weight @ state
-    assert int(logits.argmax()) == token and take_states(served.runner) == {}
-    generated("mine")
-    generated({"no": "text"})  # the next steps forget what nobody took
-    assert take_states(served.runner) == {}

@@ -1,5 +1,6 @@
 """A request is checked and learns its activation point before it leaves the input processor. The
-point crosses to another process, and nothing unchecked gets in.
+point crosses to another process, and nothing unchecked gets in. By it each token of a step has its
+weights, in both of vLLM's runners.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import vllm_alora
@@ -18,16 +20,20 @@ from peft.tuners.lora.variants import calculate_alora_offsets
 from transformers import AutoConfig
 from vllm import PoolingParams, SamplingParams
 from vllm.exceptions import VLLMValidationError
+from vllm.lora.layers.utils import LoRAMapping
+from vllm.lora.punica_wrapper import utils
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+from vllm.v1.worker.gpu.lora_utils import LoraState
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm_alora.adapter import read_adapter
-from vllm_alora.arrival import InvocationError, active_from, process_inputs
+from vllm_alora.arrival import InvocationError, process_inputs
 from vllm_alora.handover import FIRST_DERIVED_ID, KEY, NEAR_END, ActivatedRequest, activation_start
 
-from guard.conversation.example import Message
 from tests.serve.adapters import BASE
+from tests.serve.served import Served
 
 pytestmark = pytest.mark.slow
 
@@ -59,12 +65,13 @@ def core() -> Any:
     return SimpleNamespace(mm_receiver_cache=None, request_block_hasher=None)
 
 
-def test_the_activation_point_and_the_content_reach_the_scheduler(core: Any) -> None:
+def test_the_activation_point_and_the_content_reach_scheduler_and_worker(core: Any) -> None:
     extra_args = {KEY: [93, "abc"], "mine": 1}
-    lora = received(core, LoRARequest("rule", 7, "/adapter"), extra_args)
-    assert isinstance(lora, ActivatedRequest)
-    assert (lora.lora_name, lora.lora_int_id, lora.lora_path) == ("rule", 7, "/adapter")
-    assert (lora.activation_start, lora.content) == (93, "abc")
+    in_scheduler = received(core, LoRARequest("rule", 7, "/adapter"), extra_args)
+    for lora in (in_scheduler, pickle.loads(pickle.dumps(in_scheduler))):
+        assert type(lora) is ActivatedRequest
+        assert (lora.lora_name, lora.lora_int_id, lora.lora_path) == ("rule", 7, "/adapter")
+        assert (lora.activation_start, lora.content) == (93, "abc")
     assert received(core, None, {KEY: [0, "forged"]}) is None
 
 
@@ -106,20 +113,6 @@ def test_the_activation_point_is_peft_s_however_far_it_is_from_the_end(
     assert activation_start(prompt, invocation) == expected
 
 
-def test_an_activated_request_survives_the_way_to_a_worker_process() -> None:
-    request = ActivatedRequest("rule", 7, "/adapter", activation_start=93, content="abc")
-    arrived = pickle.loads(pickle.dumps(request))
-    assert type(arrived) is ActivatedRequest and arrived.lora_name == "rule"
-    assert (arrived.activation_start, arrived.content) == (93, "abc")
-
-
-def test_in_a_batch_adapters_are_told_apart_by_their_ids_and_two_prompts_are_one() -> None:
-    """By vLLM by their names, which two versions of one rule share."""
-    assert len({ActivatedRequest("rule", number, "/adapter") for number in (7, 8)}) == 2
-    prompts = [ActivatedRequest("rule", 7, "/a", activation_start=start) for start in (0, 40, 93)]
-    assert len(set(prompts)) == 1
-
-
 @pytest.fixture
 def arriving(adapters: dict[str, str]) -> Callable[..., Any]:
     """What becomes of a prompt's request in the input processor; vLLM's own part gives it back."""
@@ -159,19 +152,6 @@ def test_an_adapter_is_active_from_the_last_invocation_on(
     assert mine.load_inplace is True  # the caller's request is not changed
 
 
-def test_a_prompt_without_its_last_turn_is_refused(adapters: dict[str, str], prompts: Any) -> None:
-    conversation = [Message("user", "May I take two?"), Message("assistant", "I can not say.")]
-    adapter, whole = read_adapter(adapters["first"]), prompts.build(conversation, "a rule")
-    start = whole.invocation_start
-    assert active_from(whole.token_ids, adapter, "rule", start) == start
-    answer = prompts.suffix_ids("")[-len(prompts._answer) :]
-    lost = [*whole.token_ids[:start], *answer]
-    # Nothing tells it apart: an earlier turn has the same header.
-    assert 0 < active_from(lost, adapter, "rule") < start
-    with pytest.raises(InvocationError, match=f"expected was {start}"):
-        active_from(lost, adapter, "rule", start)
-
-
 @pytest.mark.parametrize(
     ("kind", "fields", "message"),
     [
@@ -188,3 +168,59 @@ def test_where_an_adapter_would_not_act_the_request_is_refused(
     with pytest.raises(InvocationError, match=message) as caught:
         arriving(prompts.invocation("a rule"), kind, **fields)
     assert isinstance(caught.value, ValueError)
+
+
+def alora(adapter_id: int, start: int) -> ActivatedRequest:
+    return ActivatedRequest(f"rule {adapter_id}", adapter_id, "/adapter", activation_start=start)
+
+
+def test_v1_forgets_the_activation_points_of_requests_that_left(
+    served: Served, adapters: dict[str, str], prompts: Any
+) -> None:
+    """And notes none of the base and of LoRAs, while which alone are asked nothing is forgotten."""
+    prompt = [*range(100, 140), *prompts.invocation("a rule")]
+    for asked, most in ((["first"] * 4, 4), (["first"], 1), (["lora"] * 4, 1)):
+        served.ask([prompt] * len(asked), [adapters[kind] for kind in asked])
+        assert len(served.runner.input_batch.activation_starts) <= most
+
+
+def test_v2_maps_base_lora_and_alora_of_one_batch() -> None:
+    computed = np.array([0, 4, 0, 8, 0, 0, 0, 0], np.int32)
+    state = LoraState(max_num_reqs=8)
+    runner = SimpleNamespace(
+        lora_state=state,
+        req_states=SimpleNamespace(num_computed_prefill_tokens=computed),
+        sampler=None,
+        model_state=None,
+    )
+    GPUModelRunner.add_requests(runner, SimpleNamespace(scheduled_new_reqs=[]))
+    state.add_request("base", 0, None)
+    state.add_request("decoding", 1, alora(1, start=2))
+    state.add_request("lora", 2, alora(2, start=0))
+    state.add_request("cut", 3, alora(3, start=10))
+    order = np.array([3, 0, 2, 1])
+    prompt_map, token_map, requests = state.make_lora_inputs(
+        ["cut", "base", "lora", "decoding"], order, np.array([4, 2, 1, 1])
+    )
+    assert token_map == (0, 0, 3, 3, 0, 0, 2, 1)
+    assert tuple(prompt_map) == (3, 0, 2, 1)
+    assert {request.lora_int_id for request in requests} == {1, 2, 3}
+
+    state.remove_request("cut")
+    state.add_request("in its row", 3, alora(4, start=0))  # without its activation point
+    assert state.make_lora_inputs(["in its row"], np.array([3]), np.array([3]))[1] == (4, 4, 4)
+
+
+@given(
+    st.lists(st.sampled_from([0, 5, 9, 2**30 + 7]), min_size=1, max_size=30),
+    st.lists(st.sampled_from([0, 5, 9]), min_size=1, max_size=8),
+)
+def test_the_index_tensors_are_vllms(tokens: list[int], prompts: list[int]) -> None:
+    mapping = LoRAMapping(tuple(tokens), tuple(prompts), is_prefill=True)
+    adapter_in_slot = [9, None, 5, 2**30 + 7]
+    original = utils.convert_mapping.__wrapped__  # type: ignore[attr-defined]
+    *expected, lengths = original(mapping, adapter_in_slot, 4, 100, "cpu")
+    *tensors, our_lengths = utils.convert_mapping(mapping, adapter_in_slot, 4, 100, "cpu")
+    assert our_lengths == lengths
+    for ours, vllms in zip(tensors, expected, strict=True):
+        assert ours.dtype == vllms.dtype and torch.equal(ours, vllms)

@@ -23,15 +23,6 @@ from tests.serve.vllm_alora.checked_engine import text_ids
 pytestmark = pytest.mark.slow
 
 
-def test_it_is_the_prefix_and_the_suffix_as_an_array_too() -> None:
-    prompt = SharedPrompt(Prefix([5, 6, 7]), [8, 9])
-    assert [*prompt] == [5, 6, 7, 8, 9] and prompt == [5, 6, 7, 8, 9] and len(prompt) == 5
-    assert np.array(prompt).dtype == np.int32 and np.array(prompt).tolist() == [*prompt]
-    row = np.zeros(7, np.int64)
-    row[1:6] = prompt
-    assert row.tolist() == [0, 5, 6, 7, 8, 9, 0]
-
-
 @given(
     shared=st.lists(st.integers(0, 9), max_size=6),
     own=st.lists(st.integers(0, 9), max_size=6),
@@ -39,10 +30,12 @@ def test_it_is_the_prefix_and_the_suffix_as_an_array_too() -> None:
     stop=st.none() | st.integers(-15, 15),
     step=st.sampled_from([None, 1, 2, -1]),
 )
-def test_it_is_read_like_a_list(
+def test_it_is_read_like_a_list_and_like_an_array(
     shared: list[int], own: list[int], start: int | None, stop: int | None, step: int | None
 ) -> None:
     prompt, tokens = SharedPrompt(Prefix(shared), own), [*shared, *own]
+    assert [*prompt] == tokens and prompt == tokens and len(prompt) == len(tokens)
+    assert np.array(prompt).dtype == np.int32 and np.array(prompt).tolist() == tokens
     assert prompt[start:stop:step] == tokens[start:stop:step]
     for index in range(-len(tokens), len(tokens)):
         assert prompt[index] == tokens[index]

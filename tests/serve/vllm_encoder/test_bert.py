@@ -6,16 +6,21 @@ tests/serve/engine/backends/test_encoder.py.
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pytest import MonkeyPatch
+from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoModelForTokenClassification,
     DebertaV2Config,
     ModernBertConfig,
     PreTrainedConfig,
@@ -23,11 +28,105 @@ from transformers import (
     XLMRobertaConfig,
 )
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
-from tests.serve.encoder_rules import save_encoder_card
-from tests.serve.vllm_encoder.toy import HIDDEN, VOCABULARY, ToyEncoder, served
+from guard.method import METHODS
+from guard.recipe import Recipe, load_recipe
+from guard.rule import Reads
+from guard.weights.head import Head
+from serve.engine import GuardEngine, ScoreRequest
+from tests.serve.encoder_rules import (
+    reference_logit,
+    save_encoder_card,
+    save_encoder_rule,
+    words_of,
+)
+from tests.serve.engine.shared import logits as logits_of
 
 pytestmark = pytest.mark.slow
+
+PARITY = 1e-5
+HIDDEN = 64
+VOCABULARY = 30522  # of MiniLM's tokenizer
+SHORT = (Message("user", "My head hurts."), Message("assistant", "Take 800 mg of ibuprofen."))
+LONGER = (Message("user", "My knee hurts whenever I run, and my back when I sit for long."),)
+WINDOWS = (Message("user", "Tell me a story."), Message("assistant", "A knee hurt. " * 60))
+TEXTS = (SHORT, WINDOWS, LONGER)
+
+
+@dataclass(frozen=True)
+class ToyEncoder:
+    """A random checkpoint with MiniLM's tokenizer, and what its adapters target."""
+
+    recipe: Recipe
+    targets: Sequence[str]
+
+    @classmethod
+    def of(cls, config: PreTrainedConfig, targets: Sequence[str], folder: Path) -> ToyEncoder:
+        torch.manual_seed(0)
+        AutoModelForTokenClassification.from_config(config).save_pretrained(folder)
+        shutil.copy(Path(load_recipe("minilm").base_path) / "tokenizer.json", folder)
+        fields = {
+            "name": "toy",
+            "kind": "encoder",
+            "base": str(folder),
+            "dtype": "float32",
+            "context_tokens": 1024,
+            "window_tokens": 96,
+            "rule_turn": "none",
+            "methods": {"lora": {}, "head": {}},
+            "engine": {"max_lora_rank": 8, "max_loras": 4, "max_num_batched_tokens": 1024},
+        }
+        return cls(Recipe.model_validate(fields), targets)
+
+    def save_rule(self, folder: Path, seed: int, *targets: str) -> Path:
+        """A random adapter with a random head and words; without targets on all."""
+        on = targets or self.targets
+        return save_encoder_rule(folder, seed=seed, targets=on, texts=TEXTS, of=self.recipe)
+
+    def save_low_rule(self, folder: Path, seed: int, reads: Reads) -> Path:
+        """The same of a low rank, without words."""
+        return save_encoder_rule(
+            folder, seed=seed, rank=2, targets=self.targets, reads=reads, of=self.recipe
+        )
+
+    def save_head(self, folder: Path, reads: Reads) -> Path:
+        """A random head on the frozen encoder, with words."""
+        folder.mkdir()
+        weight = np.random.default_rng(0).standard_normal(HIDDEN).astype(np.float32)
+        head = Head(weight, 0.125, words_of(TEXTS, 0, self.recipe))
+        save_arrays(head.tensors(), folder / METHODS["head"].weights)
+        save_encoder_card(folder, "head", self.recipe, reads=reads)
+        return folder
+
+    def save_rules(self, root: Path) -> dict[str, Path]:
+        """A rule on all targets, two of a low rank, one on each alone, and two heads, which read
+        different speakers.
+        """
+        rules = {
+            "all": self.save_rule(root / "all", 1),
+            "low": self.save_low_rule(root / "low", 2, "user"),
+            "head": self.save_head(root / "head", "assistant"),
+            "last": self.save_low_rule(root / "last", 3, "last user"),
+            "last head": self.save_head(root / "last-head", "last conversation"),
+        }
+        for seed, target in enumerate(self.targets, start=3):
+            rules[target] = self.save_rule(root / target, seed, target)
+        return rules
+
+
+def assert_peft(engine: GuardEngine, rules: dict[str, Path], recipe: Recipe) -> None:
+    """Every rule on conversations of three lengths in one batch; and a logit alone."""
+    requests: list[ScoreRequest] = []
+    expected: list[float] = []
+    for messages in TEXTS:
+        for name, folder in rules.items():
+            requests.append(ScoreRequest(messages, "", name))
+            expected.append(reference_logit(messages, folder, recipe))
+    assert logits_of(engine.score(requests)) == pytest.approx(expected, abs=PARITY)
+    for request, logit in zip(requests, expected, strict=True):
+        if request.messages is SHORT:
+            assert logits_of(engine.score([request])) == pytest.approx([logit], abs=PARITY)
 
 
 SIZES: dict[str, Any] = {
@@ -71,6 +170,7 @@ def deberta(**fields: Any) -> DebertaV2Config:
     return DebertaV2Config(**(SIZES | relative | v3 | others | fields))
 
 
+OF_V2 = {"position_buckets": -1, "norm_rel_ebd": "none", "position_biased_input": True}
 OF_BERT = ("query", "key", "value", "dense")
 OF_MODERNBERT = ("Wqkv", "Wi", "Wo", "dense")
 OF_DEBERTA = ("query_proj", "key_proj", "value_proj", "dense")
@@ -83,9 +183,7 @@ KINDS: dict[str, tuple[PreTrainedConfig, Sequence[str]]] = {
     "DeBERTa with projections of its own": (
         deberta(
             share_att_key=False,
-            position_buckets=-1,
-            norm_rel_ebd="none",
-            position_biased_input=True,
+            **OF_V2,
             type_vocab_size=2,
         ),
         (*OF_DEBERTA, "pos_key_proj", "pos_query_proj"),
@@ -94,9 +192,7 @@ KINDS: dict[str, tuple[PreTrainedConfig, Sequence[str]]] = {
     "DeBERTa with absolute positions": (
         deberta(
             relative_attention=False,
-            position_buckets=-1,
-            norm_rel_ebd="none",
-            position_biased_input=True,
+            **OF_V2,
         ),
         OF_DEBERTA,
     ),
@@ -113,8 +209,9 @@ def test_a_mixed_batch_is_peft_s_by_rule_and_a_tensor_that_has_no_place_is_refus
 ) -> None:
     """vLLM would drop it silently; `self_attn` is another library's name for `self`."""
     toy = ToyEncoder.of(*KINDS[kind], tmp_path / "base")
-    with served(toy, tmp_path) as of_kind:
-        of_kind.check()
+    rules = toy.save_rules(tmp_path)
+    with GuardEngine(toy.recipe, rules, enforce_eager=True) as engine:
+        assert_peft(engine, rules, toy.recipe)
         folder = toy.save_rule(tmp_path / "odd", 1)
         weights = folder / "adapter_model.safetensors"
         tensors = load_file(weights)
@@ -122,7 +219,7 @@ def test_a_mixed_batch_is_peft_s_by_rule_and_a_tensor_that_has_no_place_is_refus
         save_file(renamed, weights)
         save_encoder_card(folder, "lora", toy.recipe)
         with pytest.raises(GuardError, match=r"layers that the engine cannot adapt.*self_attn"):
-            of_kind.engine.add("odd", folder)
+            engine.add("odd", folder)
 
 
 @pytest.mark.parametrize(
@@ -135,10 +232,10 @@ def test_a_mixed_batch_is_peft_s_by_rule_and_a_tensor_that_has_no_place_is_refus
 def test_a_compiled_one_says_the_same(
     config: PreTrainedConfig, targets: Sequence[str], tmp_path: Path
 ) -> None:
-    with served(
-        ToyEncoder.of(config, targets, tmp_path / "base"), tmp_path, is_compiled=True
-    ) as toy:
-        toy.check()
+    toy = ToyEncoder.of(config, targets, tmp_path / "base")
+    rules = toy.save_rules(tmp_path)
+    with GuardEngine(toy.recipe, rules, enforce_eager=False) as engine:
+        assert_peft(engine, rules, toy.recipe)
 
 
 def test_padded_rows_are_of_like_length_and_hold_each_token_once_and_none_of_the_tail(

@@ -4,7 +4,6 @@ plugin's short ways the blocks are vLLM's, and those before an activation point 
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -27,8 +26,6 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request, RequestStatus
 from vllm_alora.handover import ActivatedRequest
 from vllm_alora.kv.allocation import allocate_slots
-from vllm_alora.kv.block_counts import connector_finished, estimate_cached_tokens
-from vllm_alora.kv.partial_block import SharedPartialBlocks
 from vllm_alora.shared_prompt import Prefix, SharedPrompt
 
 pytestmark = pytest.mark.slow
@@ -265,12 +262,16 @@ class TwoCaches:
             self._free()
 
     def _assert_same_blocks_are_found(self, request: Any) -> None:
+        """And that as many of them can be evicted as vLLM says."""
         plain = UnitaryKVCacheCoordinator.find_longest_cache_hit.__wrapped__  # type: ignore[attr-defined]
+        plain_count = FullAttentionManager._get_num_evictable_blocks.__wrapped__  # type: ignore[attr-defined]
         most = request.num_tokens - 1
         (wanted,), length, _ = plain(self._ours.coordinator, request.block_hashes, most)
         computed, tokens, _ = self._ours.get_computed_blocks(request)
         assert tokens == length
         assert list(computed.blocks[0]) == list(wanted)
+        evictable = FullAttentionManager._get_num_evictable_blocks(wanted)
+        assert evictable == plain_count(FullAttentionManager, wanted)
 
     def _allocate(
         self, mine: Any, theirs: Any, given_mine: dict[str, Any], given_theirs: dict[str, Any]
@@ -283,6 +284,9 @@ class TwoCaches:
         assert (got is None) == (wanted is None)
         if got is not None and wanted is not None:
             assert got.get_block_ids() == wanted.get_block_ids()
+            plain_estimate = KVCacheManager.estimate_cached_tokens.__wrapped__  # type: ignore[attr-defined]
+            cached_tokens = self._ours.estimate_cached_tokens(mine)
+            assert cached_tokens == plain_estimate(self._vllms, theirs)
             assert mine.tokens_in_step == given_mine["num_new_tokens"]
             for name in ("num_new_tokens", "num_new_computed_tokens", EXTERNAL):
                 computed += given_mine.get(name, 0)
@@ -339,41 +343,6 @@ def test_what_is_not_plain_is_left_to_vllm_and_the_step_is_noted() -> None:
         assert (reader.computed_after_step, reader.tokens_in_step) == (3 * BLOCK + 1, 1)
 
 
-def block(ref_cnt: int, hashed_tokens: int | None, *, is_null: bool = False) -> Any:
-    return SimpleNamespace(ref_cnt=ref_cnt, is_null=is_null, block_hash_num_tokens=hashed_tokens)
-
-
-def test_as_many_blocks_can_be_evicted_as_vllm_says() -> None:
-    rng = random.Random(0)
-    original = FullAttentionManager._get_num_evictable_blocks.__wrapped__  # type: ignore[attr-defined]
-    for count in range(12):
-        blocks = [block(rng.choice((0, 0, 1, 3)), 4) for _ in range(count)]
-        expected = original(FullAttentionManager, blocks)
-        assert FullAttentionManager._get_num_evictable_blocks(blocks) == expected
-    of_a_window = [block(0, None, is_null=True), block(0, 4)]
-    assert SlidingWindowManager._get_num_evictable_blocks(of_a_window) == 1
-
-
-@pytest.mark.parametrize("hashed", [(), (4, 8, 12), (4, 8, None), (None, None)])
-def test_as_many_tokens_are_cached_as_the_blocks_hold(hashed: tuple[int | None, ...]) -> None:
-    groups = ([block(1, tokens) for tokens in hashed],)
-    full_attention = FullAttentionManager.__new__(FullAttentionManager)
-    manager = SimpleNamespace(
-        coordinator=SimpleNamespace(single_type_managers=[full_attention]),
-        get_blocks=lambda _: SimpleNamespace(blocks=groups if hashed else ()),
-    )
-    request = SimpleNamespace(request_id="request")
-    counted = estimate_cached_tokens.wrapper(pytest.fail, manager, request)
-    assert counted == max((tokens or 0 for tokens in hashed), default=0)
-    manager.coordinator.single_type_managers = [object()]  # another kind of cache
-    assert estimate_cached_tokens.wrapper(lambda *_: 7, manager, request) == 7
-
-
-def test_a_finished_request_leaves_the_partial_blocks_without_its_blocks_ids() -> None:
-    shared = SharedPartialBlocks(None, 4, 2, in_step_above=0)
-    leader = SimpleNamespace(request_id="leader")
-    shared._leaders["partial"] = leader  # type: ignore[index]
-    finished = connector_finished.wrapper(pytest.fail, SimpleNamespace(connector=shared), leader)
-    assert finished == (False, None) and not shared._leaders
-    scheduler = SimpleNamespace(connector=object())
-    assert connector_finished.wrapper(lambda *_: (True, {}), scheduler, None) == (True, {})
+def test_blocks_of_a_window_that_can_be_evicted_are_counted_by_vllm() -> None:
+    blocks = [SimpleNamespace(ref_cnt=0, is_null=is_null) for is_null in (True, False)]
+    assert SlidingWindowManager._get_num_evictable_blocks(blocks) == 1

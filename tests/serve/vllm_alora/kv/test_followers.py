@@ -38,7 +38,6 @@ pytestmark = pytest.mark.slow
 NATS = 1e-4
 ALORAS = ("first", "second", "third", "fourth", "fifth", "sixth")
 
-
 Rule = tuple[str, tuple[int, ...]]  # an aLoRA, and what its suffix has behind the invocation
 
 
@@ -441,22 +440,6 @@ def test_who_cannot_follow_is_not_queued(
     asking.served.core.abort_requests(["0.0", "1"])
     assert not follows(leader)
     assert_nothing_left(asking)
-
-
-def test_of_a_request_that_runs_what_was_cached_when_it_came_is_not_taken_as_computed(
-    asking: Asking, adapters: dict[str, str]
-) -> None:
-    """It may have been evicted since: the step would be kept free for followers who cannot come."""
-    asking.queue(0, 30, 20, plain("first", "second"))
-    asking.finish()  # now nobody waits for an adapter
-    asking.served.limit_step(40)
-    again = Asking(asking.served, adapters, in_groups=True)
-    again.queue(0, 31, 200, plain("first", "second"))
-    again.served.scheduler.requests["0.0"].resident_tokens = 192
-    for _ in range(3):
-        again.step()
-    assert again.steps[1:] == [40, 40]
-    again.finish()
 
 
 WORDS = 600  # more than a step

@@ -23,16 +23,14 @@ KEPT = 4  # partial blocks
 BLOCKS = SimpleNamespace(blocks=([SimpleNamespace(block_id=number) for number in (17, 18, 19)],))
 
 
-def request(name: str, *, before: int = BLOCK + 9, salt: str | None = None) -> Any:
-    """A stand-in for an aLoRA's request: `before` tokens that all share, then 20 of its own."""
-    lora = ActivatedRequest(name, 1, f"/{name}", activation_start=before)
-    hashes = [(salt, number) for number in range(before // BLOCK)]
+def request(name: str) -> Any:
+    """A stand-in for an aLoRA's request: a block and 9 tokens that all share, 20 of its own."""
     return SimpleNamespace(
         request_id=name,
-        lora_request=lora,
-        prompt_token_ids=list(range(before + 20)),
-        block_hashes=hashes,
-        cache_salt=salt,
+        lora_request=ActivatedRequest(name, 1, f"/{name}", activation_start=BLOCK + 9),
+        prompt_token_ids=list(range(BLOCK + 29)),
+        block_hashes=["of the block"],
+        cache_salt=None,
         mm_features=[],
         num_computed_tokens=0,
         status=RequestStatus.WAITING,
@@ -44,9 +42,9 @@ def request(name: str, *, before: int = BLOCK + 9, salt: str | None = None) -> A
 class Sharing(SharedPartialBlocks):
     """The scheduler's half, over a cache in which every request has the blocks 7, 8 and 9."""
 
-    def __init__(self, room: int = KEPT, *, in_step_above: int | None = None) -> None:
+    def __init__(self, *, in_step_above: int | None = None) -> None:
         cache = SimpleNamespace(get_block_ids=lambda _: ([7, 8, 9],))
-        super().__init__(cache, BLOCK, room, in_step_above=in_step_above)
+        super().__init__(cache, BLOCK, KEPT, in_step_above=in_step_above)
 
     def found(self, one: Any, cached: int = BLOCK) -> int | None:
         """The tokens that the request begins with behind the cached ones; None: it waits."""
@@ -69,17 +67,9 @@ def scheduled(one: Any, through: int, computed: int = 0) -> Any:
     return one
 
 
-def test_the_adapter_of_a_request_is_read_from_the_moment_it_comes() -> None:
-    shared, asked = Sharing(), []
-    shared.on_new_request(request("nobody reads ahead"))
-    shared.prefetch = SimpleNamespace(is_ready=asked.append)  # type: ignore[assignment]
-    shared.on_new_request(first := request("first"))
-    shared.on_new_request(SimpleNamespace(lora_request=None))
-    assert asked == [first.lora_request]
-
-
 def test_those_that_come_in_the_step_that_completes_a_partial_block_need_not_wait() -> None:
-    shared, first, second = Sharing(in_step_above=0), request("first"), request("second")
+    """If it is larger than every captured graph."""
+    shared, first, second = Sharing(in_step_above=BLOCK + 8), request("first"), request("second")
     shared.admit(first)
     for status, through in (
         (RequestStatus.RUNNING, BLOCK + 8),
@@ -87,6 +77,8 @@ def test_those_that_come_in_the_step_that_completes_a_partial_block_need_not_wai
     ):
         first.status, first.computed_after_step = status, through
         assert shared.found(second) is None
+    scheduled(first, BLOCK + 9, computed=1)
+    assert shared.found(second) is None
     scheduled(first, BLOCK + 9)
     assert shared.found(second, 0) is None  # its conversation is not cached
     assert shared.found(second) == 9
@@ -116,25 +108,6 @@ def test_a_preempted_request_computes_its_partial_block_when_it_comes_back() -> 
     assert asked == ["follower", "leader"]
     shared.admit(leader)
     assert shared.step(leader=60) == Copies(saves={0: 8})
-
-
-def test_of_two_partial_blocks_in_the_only_slot_the_later_is_kept() -> None:
-    shared, first, second = Sharing(room=1), request("first"), request("second", salt="other")
-    shared.admit(first)
-    shared.admit(second)
-    assert shared.step(first=60, second=60) == Copies(saves={0: 8})
-    assert shared.found(first) == 0
-    assert shared.found(second) == 9
-
-
-@pytest.mark.parametrize("before", [9, BLOCK + 9])
-def test_another_salt_is_another_partial_block(before: int) -> None:
-    shared = Sharing()
-    shared.admit(request("first", before=before, salt="one"))
-    shared.step(first=60)
-    for salt, tokens in (("one", 9), ("two", 0)):
-        other = request("other", before=before, salt=salt)
-        assert shared.found(other, before // BLOCK * BLOCK) == tokens
 
 
 @pytest.fixture(scope="module")
@@ -192,22 +165,6 @@ def test_one_that_goes_on_is_shared_in_the_step_that_computes_it(checked: Checke
     checked.ask([[*conversation[: 2 * BLOCK + 9], *end]], ["first"])
     cached = checked.ask([[*conversation, *end]] * 2, ["first", "second"])
     assert cached == [2 * BLOCK + 9, 2 * BLOCK + 20]
-
-
-@pytest.mark.parametrize(("graph_tokens", "steps"), [(60, 1), (200, 2)])
-def test_only_a_step_larger_than_every_graph_is_shared_and_the_others_answer_as_in_peft(
-    checked: CheckedEngine, monkeypatch: MonkeyPatch, graph_tokens: int, steps: int
-) -> None:
-    """The first prompt alone has about a hundred tokens, all three have less than two hundred."""
-    connector = checked.served.scheduler.connector
-    monkeypatch.setattr(connector, "_in_step_above", graph_tokens)
-    prompts = [checked.prompt(2 * BLOCK + 13, after, seed=29) for after in (5, 30, 12)]
-    kinds = ["first", "second", "second"]
-    checked.ask(prompts, kinds)  # the adapters are in memory from here on
-    checked.served.reset()
-    planned = steps_of(checked.served, monkeypatch)
-    assert checked.ask(prompts, kinds) == [0, 2 * BLOCK + 13, 2 * BLOCK + 13]
-    assert len(planned) == steps
 
 
 def test_other_conversations_and_adapters_share_no_partial_blocks(checked: CheckedEngine) -> None:

@@ -15,12 +15,11 @@ from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.platforms import current_platform
 from vllm_alora.kv import partial_block_copies as copying
 from vllm_alora.kv.allocation import GIVES_HELD_BLOCKS
-from vllm_alora.kv.partial_block import COPIES_SHARES, Copies, Share, SharedPartialBlocks
+from vllm_alora.kv.partial_block import COPIES_SHARES, Copies, Share
 from vllm_alora.kv.partial_block_seams import (
     KEPT_PARTIAL_BLOCKS,
     _may_share,
     in_step_above,
-    init_kv_output_aggregator,
     scheduler_init,
 )
 from vllm_alora.seam import Seam
@@ -28,14 +27,6 @@ from vllm_alora.seam import Seam
 from tests.serve.served import BLOCK, Served
 
 pytestmark = pytest.mark.slow
-
-
-def test_workers_outputs_are_not_gathered_for_partial_blocks() -> None:
-    asked: list[object] = []
-    shared = SharedPartialBlocks(None, BLOCK, 2, in_step_above=None)
-    for connector in (shared, "another"):
-        init_kv_output_aggregator.wrapper(lambda *args: asked.append(args[1]), None, connector)
-    assert asked == ["another"]
 
 
 def patch_at(monkeypatch: MonkeyPatch, holder: Any, path: str, value: object) -> None:

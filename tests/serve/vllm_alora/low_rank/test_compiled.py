@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from pytest import MonkeyPatch
 from vllm.config import CompilationMode
 from vllm_alora.low_rank import compiled as seams
-from vllm_alora.low_rank.compiled import check_and_update_config
 
 from guard.conversation.example import Message
-from guard.errors import GuardError
 from serve.engine import GuardEngine
 from tests.serve.cards import RULE_TEXTS, recipe
 from tests.serve.engine.shared import assert_peft, core_of, runner, steps_of
@@ -89,16 +86,3 @@ def test_two_compiled_layers_of_one_name_are_refused(monkeypatch: MonkeyPatch) -
     enter(CompilationMode.DYNAMO_TRACE_ONCE, "layers.0.q", "layers.1.q")
     with pytest.raises(ValueError, match=r"called 'layers\.0\.q'.*with enforce_eager"):
         enter(CompilationMode.DYNAMO_TRACE_ONCE, "layers.0.q", "layers.0.q")
-
-
-def test_an_error_of_the_platform_leaves_the_adapters_on() -> None:
-    adapters = object()
-    config = SimpleNamespace(lora_config=adapters)
-
-    def refuse(_: type, given: Any) -> None:
-        assert given.lora_config is None
-        raise GuardError("no", remedy="none")
-
-    with pytest.raises(GuardError):
-        check_and_update_config.wrapper(refuse, object, config)
-    assert config.lora_config is adapters

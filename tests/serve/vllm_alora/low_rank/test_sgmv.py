@@ -194,17 +194,10 @@ def test_in_bfloat16_numbers_are_rounded_to_the_nearest_and_ties_to_even(native:
 
 
 def test_segments_are_put_together_by_adapter_and_long_ones_are_pytorch_s() -> None:
-    assert segments_of([-1], [9], native=True) == (None, [])
-    together = segments_of([1, 0, 1, -1, 0], [2, 1, 2, 4, 3], native=True).pieces
-    assert together.table.tolist() == [[1, 0, 4], [0, 4, 4]]
-    assert together.tokens.tolist() == [0, 1, 3, 4, 2, 9, 10, 11]
+    """And those of an adapter with many short ones: one rule asked of many conversations."""
     found = segments_of([1, 0, 1, -1, 0], [LONG, 2, LONG + 1, LONG, 1], native=True)
     assert found.by_pytorch == [(1, slice(0, LONG)), (1, slice(LONG + 2, 2 * LONG + 3))]
     assert found.pieces.tokens.tolist() == [LONG, LONG + 1, 3 * LONG + 3]
-
-
-def test_an_adapter_with_many_short_segments_is_pytorch_s_too() -> None:
-    """One rule asked of many conversations: a large product."""
     found = segments_of([0, 1] * 30, [3, 2] * 30, native=True)
     ((slot, tokens),) = found.by_pytorch
     assert slot == 0 and len(tokens) == 90 >= LONG > 60

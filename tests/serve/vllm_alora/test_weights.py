@@ -1,5 +1,6 @@
-"""The coldest adapter is evicted, and adapters are read beside the steps: each by itself, and in an
-engine with few slots, against PEFT.
+"""A worker computes with the weights the request names, and with all of them. The coldest adapter
+is evicted, and adapters are read beside the steps: each by itself, and in an engine with few slots,
+against PEFT.
 """
 
 from __future__ import annotations
@@ -7,8 +8,8 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import wait
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +17,13 @@ import pytest
 import torch
 from pytest import MonkeyPatch
 from vllm import SamplingParams
-from vllm.lora import model_manager
-from vllm.lora.lora_weights import LoRALayerWeights, PackedLoRALayerWeights
 from vllm.lora.ops.triton_ops import utils
+from vllm.lora.request import LoRARequest
+from vllm.model_executor.models.utils import PPMissingLayer
+from vllm_alora.adapter import AdapterError, read_adapter
+from vllm_alora.handover import ActivatedRequest
 from vllm_alora.weights import slots
+from vllm_alora.weights.placed import unplaced
 from vllm_alora.weights.prefetch import PREFETCH, Prefetch, connect
 from vllm_alora.weights.slots import HALF_LIFE, Heat, forget_pointers
 
@@ -34,6 +38,49 @@ pytestmark = pytest.mark.slow
 SLOTS, KEPT, ADAPTERS = 4, 6, 8
 SLOW_S = 0.4
 BROKEN = 13
+
+
+def test_other_files_than_the_request_was_checked_with_and_loading_in_place_are_refused(
+    served: Served, adapters: dict[str, str]
+) -> None:
+    content = read_adapter(adapters["first"]).content
+    changed = ActivatedRequest("rule", 900, adapters["lora"], content=content)
+    with pytest.raises(AdapterError, match="files changed after its request was checked"):
+        served.runner.lora_manager.add_adapter(changed)
+    with pytest.raises(AdapterError, match="load_inplace"):  # over weights in use
+        in_place = LoRARequest("rule", 900, adapters["lora"], load_inplace=True)
+        served.runner.lora_manager.add_adapter(in_place)
+
+
+@pytest.mark.parametrize("pools", [True, False])
+def test_layers_have_a_place_plain_packed_and_of_other_stages(*, pools: bool) -> None:
+    """Without "model." where the model pools, and only there: vLLM leaves it out elsewhere, and the
+    base would answer.
+    """
+    layer = torch.nn.Linear(1, 1)
+    manager: Any = SimpleNamespace(
+        modules={"model.layers.0.qkv_proj": layer, "model.layers.0.o_proj": layer},
+        packed_modules={"model.layers.0.qkv_proj": ["model.layers.0.q_proj"]},
+        model=torch.nn.ModuleDict({"mine": layer, "elsewhere": PPMissingLayer()}),
+        is_pooling_model=pools,
+    )
+    short = ["layers.0.q_proj", "layers.0.o_proj", "layers.0.qkv_proj"]
+    assert unplaced([*(f"model.{name}" for name in short), "elsewhere.q_proj"], manager) == []
+    assert unplaced(short, manager) == ([] if pools else short)
+    lost = ["model.layers.0.up_proj", "mine.q_proj"]
+    assert unplaced(lost, manager) == lost
+
+
+def test_on_a_cpu_no_other_layers_are_served(adapters: dict[str, str], tmp_path: Path) -> None:
+    """By their class, whatever they are called; and the others of the same engine are served."""
+    settings = {"max_loras": 1, "max_num_seqs": 4, "max_num_batched_tokens": 256}
+    settings |= {"kv_cache_memory_bytes": 2**26}
+    with Served.start(**settings, lora_target_modules=None) as engine:
+        output = save_random_adapter(tmp_path / "output", seed=1, targets=["lm_head", "q_proj"])
+        with pytest.raises(AdapterError, match=r"is not served \(got lm_head\)"):
+            engine.llm.llm_engine.add_lora(engine.request(output))
+        prompt, lora = list(range(30, 70)), adapters["lora"]
+        assert_peft([engine.ask_one(prompt, lora)], [prompt], [lora])
 
 
 def swap_ins(steps: Sequence[Sequence[int]], slots: int) -> int:
@@ -159,17 +206,6 @@ def test_only_so_many_are_read_ahead_and_one_that_nobody_takes_makes_room() -> N
     assert manager.prefetch.take(6) == "adapter 6"
 
 
-def test_what_is_asked_for_again_is_not_dropped_for_others_although_it_is_read_in_between() -> None:
-    manager = ToyManager()
-    assert manager.is_ready(4, 5) == [False, False]
-    manager.go.set()
-    wait([manager.prefetch._read_ahead[number] for number in (4, 5)])
-    assert manager.is_ready(6) == [False]
-    manager.prefetch.begin_step()
-    assert manager.is_ready(4, 5) == [True, True]
-    assert manager.read == [4, 5]
-
-
 def test_an_engine_that_is_to_read_none_ahead_has_no_prefetch() -> None:
     for ahead in (0, 3):
         runner = SimpleNamespace(lora_manager=SimpleNamespace(prefetch=None))
@@ -271,38 +307,6 @@ def test_nobody_waits_for_others_adapters(few: FewSlots, *, is_ahead: bool) -> N
     finally:
         del manager._load_adapter
     assert were_answered[0] == is_ahead and "cold" in answered
-
-
-def test_a_step_packs_scales_and_pins_nothing_that_was_read_ahead(
-    few: FewSlots, monkeypatch: MonkeyPatch, *, is_ahead: bool
-) -> None:
-    """The steps are the main thread's. Without prefetch it does all of it, with it nothing."""
-    threads: list[threading.Thread] = []
-
-    def noted(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            threads.append(threading.current_thread())
-            return original(*args)
-
-        return call
-
-    monkeypatch.setattr(model_manager, "PIN_MEMORY", True)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", noted(lambda tensor: tensor))
-    monkeypatch.setattr(PackedLoRALayerWeights, "pack", noted(PackedLoRALayerWeights.pack))
-    for kind in (LoRALayerWeights, PackedLoRALayerWeights):
-        monkeypatch.setattr(kind, "optimize", noted(kind.optimize))
-    few.ask(range(ADAPTERS))  # of which some are not in memory
-    assert {thread is threading.main_thread() for thread in threads} == {not is_ahead}
-
-
-def test_a_step_copies_only_what_has_no_slot(few: FewSlots) -> None:
-    few.manager.adapter_heat = Heat()  # as if nothing had been asked before
-    for _ in range(2):
-        # In memory from here on: one that is read beside the steps comes a step later.
-        few.ask(range(6), seed=3)
-    few.ask(range(4), seed=3)
-    for first in (1, 2):
-        assert few.ask(range(first, first + 4), seed=3) == 1
 
 
 def test_an_adapter_not_swapped_in_is_copied_anew(few: FewSlots, monkeypatch: MonkeyPatch) -> None:
