@@ -9,11 +9,8 @@ import pytest
 from data.build import build
 from data.generator.generate import Counts
 from data.manifest import load
-from data.rows import HUB, SourceRow
+from data.rows import SourceRow
 from data.sources import (
-    FILE,
-    GENERATOR_AND,
-    LLM,
     SOURCES,
     DataRequest,
     DataSource,
@@ -33,19 +30,6 @@ SMALL = Counts(train=16, validation=8, test=8)
 
 def _built(source: str, folder: Path) -> bool:
     return build(DataRequest(RULE, source, SMALL, 0, "keep", folder))
-
-
-def test_a_source_is_named_by_its_key_by_its_prefix_or_as_a_file(tmp_path: Path) -> None:
-    names = {
-        "generator": GENERATOR,
-        "llm": LLM,
-        "hub:some/set:english": HUB,
-        "generator+hub:some/set": GENERATOR_AND,
-        "../there/rows.csv.gz": FILE,
-        str(tmp_path): FILE,
-    }
-    for name, key in names.items():
-        assert source_named(name) is SOURCES[key], name
 
 
 @pytest.mark.parametrize("name", ["lmm", "rows.txt", "hub", "sql:rows"])

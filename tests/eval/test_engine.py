@@ -6,7 +6,6 @@ PEFT adapters on the tiny base, the real engine, the real report.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import peft
 import pytest
@@ -15,7 +14,6 @@ from transformers import AutoModelForCausalLM
 
 from eval.run import run
 from guard.conversation.example import Example, Message
-from guard.errors import GuardError
 from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import load_recipe
@@ -98,19 +96,3 @@ def test_real_adapters_through_the_engine_agree_with_peft(tiny_world: World) -> 
     # Three different answers on one conversation: nobody answered for another.
     for number in range(12):
         assert len({round(row["logit"], 3) for row in rows if row["id"] == f"e{number}"}) == 3
-
-
-def test_another_adapter_than_peft_saw_is_found_out(tiny_world: World, tmp_path: Path) -> None:
-    """The LoRA's weights in the folder of predictions that PEFT made with others."""
-    folder = tiny_world.runs.adapter("tiny", "medical", "lora")
-    predictions = folder / "predictions.jsonl"
-    kept = predictions.read_text()
-    rows = [json.loads(line) for line in kept.splitlines()]
-    predictions.write_text(
-        "".join(json.dumps(row | {"logit": -row["logit"] + 3.0}) + "\n" for row in rows)
-    )
-    try:
-        with pytest.raises(GuardError, match="disagree beyond numerical noise"):
-            evaluate(tiny_world)
-    finally:
-        predictions.write_text(kept)

@@ -210,6 +210,9 @@ def test_the_command_says_what_it_needs(
     assert "40 accepted in round 1 after 0 rewritings" in told and "USD" in told
     requests = len(server.requests)
     assert "DATA=llm asks it again" in run(described=False)
+    with pytest.raises(SystemExit):
+        run("--examples", "4000", described=False)
+    assert re.search(r"--examples would change nothing.*DATA=llm", capsys.readouterr().err)
     assert "unchanged" in run("--data", "llm")
     assert "written to" in run("--data", "llm", "--force")
     assert len(server.requests) == requests

@@ -3,7 +3,7 @@ from collections import Counter
 
 import pytest
 
-from data.generator.dimensions import LONGEST, SHORTEST, UNRELATED, sample_dimensions, sample_length
+from data.generator.dimensions import UNRELATED, sample_dimensions
 from data.generator.phrasebook import Corpus
 from tests.data.generator.corpora import corpus_of
 
@@ -24,12 +24,3 @@ def test_acts_come_in_balanced_rounds_and_share_what_the_other_speaker_says(corp
     for row in rows:
         pair = (row.violating_act, row.allowed_act)
         assert row.allowed_act == UNRELATED or corpus.book.shared(*pair)
-
-
-def test_lengths_cover_the_range_that_was_asked_for() -> None:
-    rng = random.Random(0)
-    lengths = sorted(sample_length(rng) for _ in range(4000))
-    assert SHORTEST <= lengths[0] < 60
-    assert 1500 < lengths[-1] <= LONGEST
-    assert 120 < lengths[2000] < 150
-    assert 200 < sum(lengths) / 4000 < 250
