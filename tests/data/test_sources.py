@@ -1,6 +1,5 @@
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from data.sources import (
     DataRequest,
     DataSource,
     labelled_rows,
-    no_files,
     source_named,
 )
 from guard.conversation.example import GENERATOR, SPLITS, Example, read_examples
@@ -50,17 +48,13 @@ def _numbered(name: str) -> Iterator[SourceRow]:
 
 
 def test_a_function_makes_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = DataSource("numbered:N", "N numbered rows", labelled_rows(_numbered), no_files)
+    row = DataSource("numbered:N", "N numbered rows", labelled_rows(_numbered))
     monkeypatch.setitem(SOURCES, "numbered:", row)
     assert _built("numbered:60", tmp_path)
     assert not _built("numbered:60", tmp_path)
     assert _built("numbered:80", tmp_path)
     assert load(tmp_path)["source"] == "numbered:80"
     assert read_examples(tmp_path / "test.jsonl")[0].id.startswith("numbered:80:")
-    gone = tmp_path / "gone.jsonl"
-    monkeypatch.setitem(SOURCES, "numbered:", replace(row, files=lambda _: [gone]))
-    with pytest.raises(GuardError, match=rf"{gone}: no such file.*numbered:N in SOURCES"):
-        _built("numbered:60", tmp_path / "out")
 
 
 def _both(tmp_path: Path, rows: list[dict[str, Any]]) -> list[Example]:

@@ -68,7 +68,7 @@ def test_a_rule_covers_the_ways_of_not_violating_it_with_cores_for_every_pool(na
     rng = random.Random(0)
     for act in acts:
         seen = cores_of(act.cores, "seen")
-        assert len({grammar.resolve(rng.choice(seen), rng) for _ in range(300)}) >= 40, act
+        assert len({grammar.resolve(rng.choice(seen), rng) for _ in range(300)}) >= 35, act
 
 
 def test_pools_partition_lines_and_long_slots_whatever_their_order() -> None:

@@ -26,7 +26,7 @@ from tests.eval.conftest import RULE, World, words_rows
 NAME = "medical"
 
 
-def tested(origin: Origin, rows: int = 24) -> list[Example]:
+def rows_of(origin: Origin, rows: int = 24) -> list[Example]:
     """Test rows of alternating labels, two of a group."""
     made = []
     for number, row in enumerate(words_rows(NAME, "test", rows)):
@@ -52,9 +52,9 @@ class StudyWorld:
         label, one fewer with the next size.
         """
         self.study.save(self.folder)
-        rows = tested("real")
+        rows = rows_of("real")
         if self.study.kind == "transfer":
-            rows += tested("generated")
+            rows += rows_of("generated")
         for point in self.study.points:
             self.world.runs = point_runs(self.folder, point)
             self.world.write_test(NAME, rows, seeds=[point.seed])
