@@ -244,7 +244,7 @@ def test_a_problem_of_many_rows_is_said_once_with_the_first_places(
     message = str(caught.value)
     assert "30 bad rows" in message and message.count("more like it") == 1
     assert f"{source}:4: " in message
-    assert f"(29 more like it: {source}:5, {source}:6, {source}:7, …)" in message
+    assert f"(29 more like it; next {source}:5, {source}:6, {source}:7)" in message
 
 
 def test_of_many_problems_twenty_are_named() -> None:
