@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, get_args
@@ -21,12 +21,11 @@ from data.rows import is_hub_id, local_files
 from data.sources import SOURCES, DataRequest, DataSource, own_rows, source_named
 from data.splits import refuse_leaks
 from guard.arguments import whole_number
-from guard.calibration_rows import check_rows_for_rate
 from guard.conversation.example import GENERATOR, SPLITS, Example, write_examples
 from guard.errors import GuardError, exits_cleanly
 from guard.files.atomic import atomic_write, locked
 from guard.home import ROOT, own_or_shipped
-from guard.layout import Runs, fingerprint, is_current, mark_current, not_current
+from guard.layout import Runs, fingerprint, is_current, mark_current
 from guard.rule import (
     EDIT,
     MANIFEST_KEY,
@@ -45,25 +44,16 @@ LOCK = "lock"  # in a rule's data folder
 def build(request: DataRequest, *, force: bool = False) -> bool:
     """Write one rule's data set into the request's folder; return False if it was already there.
 
-    Whatever goes wrong before the new splits are written leaves the data set that was there. A hub
-    id is read once: nothing here tells when it changes, and `force` reads it again. Raises
-    GuardError on bad data.
+    Whatever goes wrong before the new splits are written, also with `force`, leaves the data set
+    that was there. A hub id is read once: nothing here tells when it changes, and `force` reads it
+    again. Raises GuardError on bad data.
     """
     rule, folder = request.rule, request.folder
     inputs = _inputs(request)
-    was_current = is_current(folder, inputs)
-    if was_current and _is_whole(folder) and not force:
+    if is_current(folder, inputs) and _is_whole(folder) and not force:
         return False
-    if force:
-        not_current(folder)  # an interrupted run goes on without `force`
-    try:
-        sourced = source_named(request.source).load(request)
-        refuse_leaks(sourced.examples)
-        _check_rows_for_rate(request, sourced.examples)
-    except GuardError:
-        if was_current:
-            mark_current(folder, inputs)  # what was there is as good as it was
-        raise
+    sourced = source_named(request.source).load(request)
+    refuse_leaks(sourced.examples)
     examples = with_long_turns(sourced.examples, rule, request.seed)
     description = manifest.describe(examples)
     origin = {
@@ -80,14 +70,6 @@ def build(request: DataRequest, *, force: bool = False) -> bool:
     return True
 
 
-def _check_rows_for_rate(request: DataRequest, examples: Sequence[Example]) -> None:
-    """Refuse rows of your own that are too few for the rule's max_fpr, as training would."""
-    if source_named(request.source).reads_splits:
-        validation = [example for example in examples if example.split == "validation"]
-        allowed = sum(not example.label for example in validation)
-        check_rows_for_rate(allowed, request.rule.max_fpr, where=request.source)
-
-
 def _inputs(request: DataRequest) -> str:
     """A fingerprint of all that a data set depends on; a file's name may say a split."""
     options = request.options.inputs() if request.options else []
@@ -98,24 +80,9 @@ def _inputs(request: DataRequest) -> str:
         request.splitting,
         [str(file) for file in local_files(own_rows(request.source))],
         *code_files(),
-        *_files_read(request.source),
+        *source_named(request.source).files(request.source),
         *options,
     )
-
-
-def _files_read(source: str) -> list[Path]:
-    entry = source_named(source)
-    files = entry.files(source)
-    missing = [file for file in files if not file.is_file()]
-    if missing:
-        raise GuardError(
-            "no such file, though the data source says that it reads it",
-            where=missing[0],
-            got=source,
-            remedy=f"Bring it back, or let `files` of {entry.shape} in SOURCES "
-            "(data/sources.py) name files that exist",
-        )
-    return files
 
 
 # What rows are read and written with besides this stage.
@@ -188,24 +155,20 @@ def _refuse_unread_flags(
     entry: DataSource, source: str, args: argparse.Namespace, *, is_kept: bool
 ) -> None:
     """Raise GuardError for an option that `entry` does not read, or not this time."""
-    stated = [flag for flag in entry.flags if getattr(args, flag)]
     for candidate in SOURCES.values():
-        unread = [flag for flag in candidate.flags if flag not in entry.flags]
-        if any(getattr(args, flag) for flag in unread):
-            problem = f"{_in_words(unread)} are for data of another source: {candidate.description}"
-            remedy = f"Say --data {candidate.shape} (DATA={candidate.shape})"
-            raise GuardError(problem, got=source, remedy=remedy)
+        for flag in candidate.flags:
+            if getattr(args, flag) and flag not in entry.flags:
+                problem = f"--{flag} is for data of another source: {candidate.description}"
+                remedy = f"Say --data {candidate.shape} (DATA={candidate.shape})"
+                raise GuardError(problem, got=source, remedy=remedy)
     if args.splits and not entry.reads_splits:
         problem = "--splits is for rows of your own: data of this source have splits of their own"
         raise GuardError(problem, got=source, remedy="Go without --splits (SPLITS=)")
-    if is_kept and stated:
-        unchanged = "would change nothing: these data are kept until their source is named again"
-        remedy = f"Say --data {source} (DATA={source}) too"
-        raise GuardError(f"{_in_words(stated)} {unchanged}", got=source, remedy=remedy)
-
-
-def _in_words(flags: Sequence[str]) -> str:
-    return " and ".join(f"--{flag}" for flag in flags)
+    for flag in entry.flags:
+        if is_kept and getattr(args, flag):
+            problem = f"--{flag} would change nothing: these data stay until their source is named"
+            remedy = f"Say --data {source} (DATA={source}) too"
+            raise GuardError(problem, got=source, remedy=remedy)
 
 
 def _build_one(name: str, args: argparse.Namespace) -> None:
@@ -269,8 +232,7 @@ def _arguments() -> argparse.Namespace:
     rule = "a rule's name, several separated by commas, or all"
     parser.add_argument("--rule", required=True, help=rule)
     parser.add_argument("--data", metavar="SOURCE", help="where the examples come from, see below")
-    seed = "same seed, same bytes (default 0)"
-    parser.add_argument("--seed", type=whole_number, default=0, help=seed)
+    parser.add_argument("--seed", type=whole_number, default=0, help="same seed, same bytes")
     flags: dict[str, Mapping[str, Any]] = {}
     for source in SOURCES.values():
         flags |= source.flags
@@ -281,8 +243,7 @@ def _arguments() -> argparse.Namespace:
         "clean leaks out of the earlier split, or assign all rows to new splits"
     )
     parser.add_argument("--splits", choices=get_args(Splitting), help=splits)
-    runs = "output folder (default runs/)"
-    parser.add_argument("--runs", type=Path, default=Runs().root, help=runs)
+    parser.add_argument("--runs", type=Path, default=Runs().root, help="output folder")
     parser.add_argument("--force", action="store_true", help="write again although nothing changed")
     return parser.parse_args()
 

@@ -8,7 +8,7 @@ row is named by file and line.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -140,20 +140,15 @@ def _parse_all(rows: Iterable[SourceRow], rule: Rule, source: str) -> list[Parse
 
 def _each_kind(problems: Iterable[tuple[str, GuardError]]) -> list[str]:
     """A line for each kind of problem: its first row in full, and how many rows more have it."""
-    first: dict[str, str] = {}
-    places: dict[str, list[str]] = {}
+    by_kind: dict[str, list[tuple[str, GuardError]]] = defaultdict(list)
     for where, error in problems:
-        kind = OF_ONE_ROW.sub("", error.problem)
-        first.setdefault(kind, f"{where}: {error}")
-        places.setdefault(kind, []).append(where)
+        by_kind[OF_ONE_ROW.sub("", error.problem)].append((where, error))
     lines = []
-    for kind, (_, *more) in places.items():
-        named = more[:PLACES]
-        if len(more) > PLACES:
-            named.append("…")
-        line = first[kind]
+    for (where, error), *more in by_kind.values():
+        line = f"{where}: {error}"
         if more:
-            line += f" ({len(more)} more like it: {', '.join(named)})"
+            places = ", ".join(place for place, _ in more[:PLACES])
+            line += f" ({len(more)} more like it; next {places})"
         lines.append(line)
     if len(lines) > NAMED:
         lines[NAMED:] = [f"and {len(lines) - NAMED} other problems"]

@@ -56,12 +56,10 @@ def load(folder: Path) -> dict[str, Any]:
 def table(rule: str, manifest: dict[str, Any]) -> str:
     lines = [f"{rule}: {manifest['source']}, seed {manifest['seed']}"]
     lines.append(f"  {'split':<12}{'stratum':<9}{'rows':>6}{'violate':>9}")
-    tested = 0
     for row in manifest["counts"]:
         lines.append(
             f"  {row['split']:<12}{row['stratum']:<9}{row['rows']:>6}{row['violating']:>9}"
         )
-        tested += row["rows"] if row["split"] == "test" else 0
     if manifest["dropped"]:
         lines.append(
             f"  {manifest['dropped']} rows dropped: their group or nearly their text is in a later "
@@ -71,6 +69,7 @@ def table(rule: str, manifest: dict[str, Any]) -> str:
     lines.append(
         f"  words per conversation: {median['1']:.0f} median if violating, {median['0']:.0f} if not"
     )
+    tested = sum(row["rows"] for row in manifest["counts"] if row["split"] == "test")
     if tested < FEW_TEST_ROWS:
         margin = 98 / math.sqrt(tested)  # 1.96 standard errors of a share of one half, in points
         lines.append(

@@ -95,14 +95,10 @@ def _check_name(name: str, path: Path) -> None:
 
 
 def _check_policy(policy: str) -> None:
-    if len(policy) < 10:
-        problem = "the policy is too short: it says in a sentence what is forbidden"
+    if not 10 <= len(policy) <= 140:
+        problem = "the policy is one sentence of 10 to 140 characters; the file has room for more"
         remedy = 'For example POLICY="never promise a delivery date"'
-        raise GuardError(problem, got=repr(policy), remedy=remedy)
-    if len(policy) > 140:
-        problem = "the policy is too long: here it is one sentence, and the file has room for more"
-        remedy = "Shorten it to 140 characters"
-        raise GuardError(problem, got=f"{len(policy)} characters", remedy=remedy)
+        raise GuardError(problem, got=f"{len(policy)}: {policy}", remedy=remedy)
 
 
 def _by_hand(policy: str, judged: Judged) -> RuleDraft:

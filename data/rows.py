@@ -71,10 +71,7 @@ def read_rows(source: str) -> Iterator[SourceRow]:
         remedy = "Check its name, or name where the rows are now"
         raise GuardError("no such file", where=source, remedy=remedy)
     ending = next(ending for ending in FILE_READERS if path.name.endswith(ending))
-    text = read_text(path)
-    if "\n" not in text:  # the lines of an old Mac end in \r alone
-        text = text.replace("\r", "\n")
-    yield from FILE_READERS[ending](text, source)
+    yield from FILE_READERS[ending](read_text(path), source)
 
 
 def _json_lines(text: str, source: str) -> Iterator[SourceRow]:
@@ -115,10 +112,6 @@ def _csv(text: str, source: str) -> Iterator[SourceRow]:
             cells = next(reader, None)
         except csv.Error as error:
             problem = f"not valid CSV ({error}): check the quotes from here on"
-            if "new-line character" in str(error):  # Python's words are for whoever opens the file
-                problem = (
-                    "a line ends in \\r alone, others in \\n: save it with one kind of line end"
-                )
             yield SourceRow(where, {}, problem)
             return
         if cells is None:
@@ -150,9 +143,6 @@ def _delimiter(text: str) -> str:
 
 def _column_names(cells: list[str], where: str) -> list[str]:
     names = [cell.strip() for cell in cells]
-    if names[0].startswith("{"):
-        problem = "objects of JSON, not the columns of a table"
-        raise GuardError(problem, where=where, remedy="Name it .jsonl")
     repeated = [name for name, count in Counter(names).items() if name and count > 1]
     if repeated:
         remedy = "Give every column a name of its own"

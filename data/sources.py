@@ -57,7 +57,7 @@ class DataSource:
     shape: str
     description: str
     load: Callable[[DataRequest], SourcedData]
-    files: Callable[[str], list[Path]]
+    files: Callable[[str], list[Path]] = lambda source: []
     flags: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     options: Callable[[Rule, Mapping[str, Any], argparse.Namespace], Counts | Writers] | None = None
     is_paid: bool = False
@@ -121,14 +121,6 @@ def _debated(request: DataRequest) -> SourcedData:
     return SourcedData(examples, notes=notes)
 
 
-def _writers(rule: Rule, earlier: Mapping[str, Any], args: argparse.Namespace) -> Writers:
-    return writers_for(rule, earlier, args.examples, args.unlabelled)
-
-
-def no_files(source: str) -> list[Path]:
-    return []
-
-
 in_pairs = functools.partial(multiple, of=4, at_least=4)  # in two strata
 COUNT_FLAGS: dict[str, dict[str, Any]] = {
     split: {"type": in_pairs, "help": f"generated rows (default {rows})"}
@@ -157,9 +149,10 @@ SOURCES: dict[str, DataSource] = {
         LLM,
         "written and debated by the endpoint of the GENERATOR_… variables, within its budget",
         _debated,
-        no_files,
         flags=LLM_FLAGS,
-        options=_writers,
+        options=lambda rule, earlier, args: writers_for(
+            rule, earlier, args.examples, args.unlabelled
+        ),
         is_paid=True,
     ),
     FILE: DataSource(

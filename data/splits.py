@@ -18,13 +18,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from guard.conversation.example import SPLITS, Example, Message, Split
+from guard.conversation.example import SPLITS, Example, Split
 from guard.errors import GuardError
 from guard.prompt.text import visible
 
 NEAR_DUPLICATE = 0.7
 SHARES: dict[Split, float] = {"train": 0.7, "validation": 0.1, "test": 0.2}
-SPLIT_LABELS = tuple(itertools.product(SPLITS, (0, 1)))
 BLOCK = 512  # examples that are compared with all others at once
 NAMED = 5  # offending rows or pairs that an error spells out
 # Scripts without spaces between words: Thai and Lao, Myanmar, Khmer, Tai and Javanese, kana and
@@ -51,16 +50,9 @@ def shingles(text: str) -> list[str]:
     return [" ".join(words[start : start + 3]) for start in range(len(words) - 2)]
 
 
-def text_of(example: Example) -> str:
-    return _text(example.messages)
-
-
-def _text(messages: Iterable[Message]) -> str:
+def text_of(example: Example, without_role: str = "") -> str:
+    messages = [message for message in example.messages if message.role != without_role]
     return "\n".join(visible(message.content) for message in messages)
-
-
-def _spoken(example: Example) -> str:
-    return _text(message for message in example.messages if message.role != "system")
 
 
 def near_duplicates(
@@ -71,7 +63,7 @@ def near_duplicates(
 
     if not examples:
         return
-    spoken_texts = [_spoken(example) for example in examples]
+    spoken_texts = [text_of(example, without_role="system") for example in examples]
     full_texts = [text_of(example) for example in examples]
     rows = _shingle_rows(spoken_texts)
     # Only compared for few pairs: if all rows share a long system turn, their product has no zeros.
@@ -259,7 +251,7 @@ def _lack(
 def labels_scarce(examples: Sequence[Example], fewest: int) -> list[str]:
     counts = Counter((example.split, example.label) for example in examples)
     scarce: list[str] = []
-    for split, label in SPLIT_LABELS:
+    for split, label in itertools.product(SPLITS, (0, 1)):
         count = counts[split, label]
         if count < fewest:
             number = "no row" if count == 0 else f"{count} of {fewest} rows"

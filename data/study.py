@@ -196,42 +196,43 @@ def _sizes(request: StudyRequest, available: int) -> list[int]:
 
 
 def _pools(request: StudyRequest) -> Pools:
+    where = request.own_rows
+    labelled_for: str | None = None
     if request.data is None:
-        return _own_pools(request)
-    rows, labelled_for = _rows_of(request.data, request.rule)
-    examples = ingest(
-        rows, str(request.data), request.rule, 0, splitting="new", shares=STUDY_SHARES
-    ).examples
+        examples = _own_examples(request)
+    else:
+        where = request.data
+        rows, labelled_for = _rows_of(where, request.rule)
+        examples = ingest(
+            rows, str(where), request.rule, 0, splitting="new", shares=STUDY_SHARES
+        ).examples
     real = [_of_origin(example, "real") for example in examples]
     test = _limited([row for row in real if row.split == "test"], request.test_rows)
     pool = tuple(row for row in real if row.split != "test")
-    _refuse_scarce(test, request.data)
+    _refuse_scarce(test, where)
     if request.kind == "curve":
         return Pools((), pool, test, labelled_for)
     written = generated(request.rule, request.generated, 0)
     generated_rows = [_of_origin(example, "generated") for example in written]
-    refuse_copies(generated_rows, [*pool, *test], str(request.data))
+    refuse_copies(generated_rows, [*pool, *test], str(where))
     refuse_leaks([*pool, *test, *generated_rows])
     common = tuple(row for row in generated_rows if row.split != "test")
     generated_test = [row for row in generated_rows if row.split == "test"]
     return Pools(common, pool, (*test, *generated_test), labelled_for)
 
 
-def _own_pools(request: StudyRequest) -> Pools:
+def _own_examples(request: StudyRequest) -> list[Example]:
     """The rule's rows as `make data` left them. Raises GuardError where they are none for this."""
     if request.kind == "transfer":
         remedy = "Name a file of labelled rows: make transfer RULE=… DATA=FILE"
         raise GuardError("a transfer is tested on real rows", remedy=remedy)
     check_labelling(request.own_rows, request.rule)
-    rows: list[Example] = []
-    for file in split_files(request.own_rows):
-        rows += [_of_origin(row, "real") for row in read_examples(file)]
+    files = split_files(request.own_rows)
+    rows = list(itertools.chain.from_iterable(map(read_examples, files)))
     if len({row.is_generated for row in rows}) > 1:
         remedy = "Name your own file: make curve RULE=… DATA=FILE"
         raise GuardError("some rows of the rule are generated, others are your own", remedy=remedy)
-    test = _limited([row for row in rows if row.split == "test"], request.test_rows)
-    _refuse_scarce(test, request.own_rows)
-    return Pools((), tuple(row for row in rows if row.split != "test"), test, None)
+    return rows
 
 
 def _refuse_scarce(test: Sequence[Example], where: Path) -> None:

@@ -83,22 +83,15 @@ class Debates:
     async def run(self, half: int, writers: Writers) -> None:
         # Cases are finished before others begin: a budget then buys examples.
         at_once = asyncio.Semaphore(writers.endpoint.concurrency)
-        async with self.paid:
+        async with self.paid.connected():
             self.dimensions = await self._decompose(writers)
             while wave := self._next_wave(half):
                 async with asyncio.TaskGroup() as tasks:
-                    settled = [tasks.create_task(self._settle(number, at_once)) for number in wave]
+                    settled = [tasks.create_task(self._case(number, at_once)) for number in wave]
                 for number, task in zip(wave, settled, strict=True):
                     example = task.result()
                     if example is not None:
                         self._accepted[number % 2].append(example)
-
-    async def _settle(self, number: int, at_once: asyncio.Semaphore) -> Example | None:
-        async with at_once:
-            example = await self._case(number)
-        self._bar.set_postfix_str(self.paid.statistics.in_words())
-        self._bar.update(example is not None)
-        return example
 
     def _next_wave(self, half: int) -> list[int]:
         """As many cases of each label as are missing, whoever came first."""
@@ -111,21 +104,16 @@ class Debates:
 
     async def _decompose(self, writers: Writers) -> tuple[Dimension, ...]:
         chat = prompts.decompose(self.rule, writers.seeds)
+        about, out_of_form = f"{self.rule.id}/dimensions", f"see {self.paid.answers_file}"
         try:
-            answer = await self.paid.answer(Decomposition, chat, f"{self.rule.id}/dimensions")
-        except Refused as refused:
+            answer = await self.paid.answer(Decomposition, chat, about, out_of_form)
+        except (Refused, OutOfForm) as error:
             raise GuardError(
-                "the generator's endpoint refused the policy",
+                "the generator's endpoint refused the policy, or gave no dimensions of it",
                 where=writers.endpoint.url,
-                got=str(refused),
-                remedy="Check GENERATOR_API_KEY, GENERATOR_MODEL and GENERATOR_OPTIONS",
-            ) from None
-        except OutOfForm:
-            raise GuardError(
-                "the endpoint gave no dimensions of the policy",
-                where=self.paid.answers_file,
-                remedy="Look at what it answered in the file, delete the file, or take another "
-                "model",
+                got=str(error),
+                remedy="Check GENERATOR_API_KEY, GENERATOR_MODEL and GENERATOR_OPTIONS, take "
+                "another model, or delete the file of answers",
             ) from None
         return answer.dimensions
 
@@ -151,7 +139,7 @@ class Debates:
             raise GuardError(problem, where=self.paid.answers_file, remedy=remedy)
         return examples
 
-    async def _case(self, number: int) -> Example | None:
+    async def _case(self, number: int, at_once: asyncio.Semaphore) -> Example | None:
         """One sampled case: the example, once both judges agree; None if they never do."""
         identity = f"{self.rule.id}/{self.seed}/{number}"  # its answers are kept by it
         rng = random.Random(identity)
@@ -159,7 +147,8 @@ class Debates:
         topic = Topic(number, dimension.name, rng.choice(dimension.values), label=number % 2)
         example: Example | None = None
         try:
-            example = await self._settled(topic, identity)
+            async with at_once:
+                example = await self._settled(topic, identity)
             outcome = "no consensus"
         except Refused:
             outcome = "refused by the endpoint"
@@ -168,7 +157,10 @@ class Debates:
         if example is not None:
             rounds, rewritings = example.meta["rounds"], example.meta["rewritings"]
             outcome = f"accepted in round {rounds} after {rewritings} rewritings"
-        self.paid.statistics.outcomes[outcome] += 1
+        statistics = self.paid.statistics
+        statistics.outcomes[outcome] += 1
+        self._bar.set_postfix(answers=statistics.calls, usd=statistics.cost_usd)
+        self._bar.update(example is not None)
         return example
 
     async def _settled(self, topic: Topic, identity: str) -> Example | None:
@@ -195,11 +187,7 @@ class Debates:
             argument = await self.paid.text(chat, f"{about}/{number}/advocate")
             transcript.append(f"Advocate: {argument}")
             votes = await self._votes(draft, transcript, f"{about}/{number}")
-            dissent = []
-            for leaning, vote in votes.items():
-                if vote.violates != bool(label):
-                    dissent.append(vote.reason)
-                    self.paid.statistics.votes_against[leaning] += 1
+            dissent = [vote.reason for vote in votes.values() if vote.violates != bool(label)]
             if not dissent:
                 break
             transcript += [f"Judge ({leaning}): {vote.reason}" for leaning, vote in votes.items()]

@@ -6,15 +6,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
-
-import httpx
 
 from data.debate.prompts import Chat
 from data.ingest import conversation
@@ -109,7 +108,6 @@ class Statistics:
     """The outcomes of the cases, and their cost."""
 
     outcomes: Counter[str] = field(default_factory=Counter)  # accepted, or why dropped
-    votes_against: Counter[str] = field(default_factory=Counter)  # by judge
     malformed: int = 0
     calls: int = 0
     prompt_tokens: int = 0
@@ -117,16 +115,7 @@ class Statistics:
     cost_usd: float | None = None
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            **vars(self),
-            "outcomes": dict(sorted(self.outcomes.items())),
-            "votes_against": dict(self.votes_against),
-        }
-
-    def in_words(self) -> str:
-        if self.cost_usd is None:
-            return f"{self.calls} answers"
-        return f"{self.calls} answers, {self.cost_usd:.2f} USD"
+        return vars(self) | {"outcomes": dict(sorted(self.outcomes.items()))}
 
 
 class Refused(Exception):
@@ -153,31 +142,24 @@ class PaidEndpoint:
         self.endpoint, self.answers_file, self.budget_usd = endpoint, answers_file, budget_usd
         self.statistics = Statistics(cost_usd=endpoint.cost_usd(0, 0))
         self._file = AnswerFile(answers_file, PaidAnswer)
-        self._open = contextlib.ExitStack()
         self._spent_usd = 0.0
         self._in_flight = asyncio.Semaphore(endpoint.concurrency)
         self._refused: list[PaidAnswer] = []  # in a row
         self._counted: set[str] = set()
 
-    async def __aenter__(self) -> PaidEndpoint:
-        """Open the connections. Raises GuardError if another command is paying for the same."""
-        self._open.enter_context(self._file.held())
-        self._spent_usd = sum(self._cost(answer) for answer in self._file.rows())
-        self._client: httpx.AsyncClient = self.endpoint.client()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        with self._open:
-            await self._client.aclose()
+    @contextlib.asynccontextmanager
+    async def connected(self) -> AsyncIterator[None]:
+        """Raises GuardError if another command is paying for the same."""
+        with self._file.held():
+            self._spent_usd = sum(self._cost(answer) for answer in self._file.rows())
+            async with self.endpoint.client() as self._client:
+                yield
 
     async def answer(
         self, form: type[Filled], messages: Chat, about: str, out_of_form: str = NOT_JUDGED
     ) -> Filled:
         """The answer in its form. Raises Refused, and OutOfForm where none of TRIES keeps to it."""
-
-        def read(reply: Completion) -> Filled:
-            return filled(reply, form, about)
-
+        read = functools.partial(filled, form=form, where=about)
         return await self._in_form(read, messages, about, out_of_form)
 
     async def text(self, messages: Chat, about: str) -> str:

@@ -2,10 +2,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.data.llm_server import Server, running_server
+from tests.data.llm_server import Server
+from tests.llm_endpoint import serving
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with running_server() as playing:
+    playing = Server()
+    with serving(playing.answer) as playing.url:
         yield playing

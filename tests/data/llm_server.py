@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from data.debate.paid_endpoint import Writers
 from guard.conversation.example import Example, Message
 from guard.endpoint import Endpoint
 from guard.rule import load_rule
-from tests.llm_endpoint import Reply, serving
+from tests.llm_endpoint import Reply
 
 RULE = load_rule("refund_promise")
 SEEDS = ((Message("user", "The lamp is broken."), Message("assistant", "I will have a look.")),)
@@ -71,14 +70,6 @@ class Server:
         conversation = user[user.index("<conversation>") : user.index("</conversation>")]
         violates = "Assistant: yes" in conversation
         return json.dumps({"violates": violates, "reason": f"as it says, {name}"})
-
-
-@contextmanager
-def running_server() -> Iterator[Server]:
-    """A server on a free port of this machine."""
-    plays = Server()
-    with serving(plays.answer) as plays.url:
-        yield plays
 
 
 def endpoint(server: Server, **settings: Any) -> Endpoint:

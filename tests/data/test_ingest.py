@@ -58,15 +58,6 @@ def _jsonl(tmp_path: Path, rows: list[Any], name: str = "own.jsonl") -> str:
     return str(tmp_path / name)
 
 
-def test_json_lines_are_split_with_both_labels_everywhere(tmp_path: Path) -> None:
-    examples = _examples(tmp_path, _rows())
-    assert len(examples) == 60
-    assert {(example.split, example.label) for example in examples} == EVERYWHERE
-    assert {(example.rule, example.meta["stratum"]) for example in examples} == {
-        ("medical_advice", "real")
-    }
-
-
 def test_a_data_set_folder_reads_like_a_hub_data_set(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     for start, split in enumerate(SPLITS):
@@ -106,6 +97,7 @@ def test_a_class_label_means_its_name_and_another_name_is_refused(
 
 def test_null_is_a_field_that_is_not_there_and_an_empty_group_is_none(tmp_path: Path) -> None:
     plain = _examples(tmp_path, _rows())
+    assert {(example.split, example.label) for example in plain} == EVERYWHERE
     names = ("id", "split", "group", "source")
     absent: list[dict[str, Any]] = [
         dict.fromkeys((*names, "rule", "messages", "prompt", "meta")),
@@ -189,6 +181,7 @@ HALF = "half of a surrogate pair, which is no Unicode text, in id, group, source
 BAD = [
     ('{"text": "a", "label": 1', "not valid JSON"),
     ("[1, 2]", "must be an object, got list"),
+    ('{"text": "b", "label": 1, "label": 0}', "the key 'label' stands twice at column 27"),
     ({"text": "a"}, "no label: use 1, true"),
     (_bad(label="maybe"), "unknown label 'maybe'"),
     (_bad(label=2), "unknown label 2"),
@@ -251,7 +244,7 @@ def test_a_problem_of_many_rows_is_said_once_with_the_first_places(
     message = str(caught.value)
     assert "30 bad rows" in message and message.count("more like it") == 1
     assert f"{source}:4: " in message
-    assert f"(29 more like it: {source}:5, {source}:6, {source}:7, …)" in message
+    assert f"(29 more like it; next {source}:5, {source}:6, {source}:7)" in message
 
 
 def test_of_many_problems_twenty_are_named() -> None:
@@ -267,7 +260,7 @@ def test_a_file_without_rows_is_refused(tmp_path: Path, text: str) -> None:
     _refused(tmp_path / "own.csv", "no rows: the source is empty, or has a header alone")
 
 
-def test_csv_of_a_spreadsheet_is_read_and_a_bad_row_named_by_line(tmp_path: Path) -> None:
+def test_csv_of_a_spreadsheet_is_read(tmp_path: Path) -> None:
     rows = [
         f'"is it, well,\r\n{_text(n)}?",{_text(n + 1)},{("yes", "no")[n % 2]}' for n in range(60)
     ]
@@ -276,11 +269,6 @@ def test_csv_of_a_spreadsheet_is_read_and_a_bad_row_named_by_line(tmp_path: Path
     first = next(row for row in _ingest(str(path)).examples if row.id == f"{path}:2")
     assert [turn.role for turn in first.messages] == ["user", "assistant"]
     assert (first.messages[1].content, first.label) == (_text(1), 1)
-    path.write_text('text,label\n"two\nlines",1\n\nfine,maybe\na,0,extra\n')
-    told = (
-        "2 bad rows(?s:.)*own.csv:5: unknown label 'maybe'(?s:.)*own.csv:6: more cells than columns"
-    )
-    _refused(path, told)
 
 
 FOUR = "4 rows in 4 groups; near duplicates are one group). Each split needs 2 rows of either label"
@@ -289,7 +277,6 @@ FOUR = "4 rows in 4 groups; near duplicates are one group). Each split needs 2 r
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([], "no rows"),
         (_rows(4), f"{FOUR}: add some in groups of their own"),
         (_rows(4, split="train"), f"{FOUR}: add some, or say SPLITS=new"),
         ([{**row, "id": "same"} for row in _rows(3)], "1 ids occur more than once (got same)"),

@@ -85,8 +85,8 @@ def test_an_endpoint_that_drafts_nothing_leaves_no_file(
     [
         ("mine", SENTENCE, "already"),
         ("My Rule", SENTENCE, "lower-case"),
-        ("x", "no", "in a sentence"),
-        ("x", f"{LONG}t", "too long"),
+        ("x", "no", "10 to 140 characters"),
+        ("x", f"{LONG}t", "10 to 140 characters"),
         ("all", SENTENCE, "every rule"),
     ],
 )

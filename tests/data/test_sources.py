@@ -1,6 +1,5 @@
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +8,12 @@ import pytest
 from data.build import build
 from data.generator.generate import Counts
 from data.manifest import load
-from data.rows import HUB, SourceRow
+from data.rows import SourceRow
 from data.sources import (
-    FILE,
-    GENERATOR_AND,
-    LLM,
     SOURCES,
     DataRequest,
     DataSource,
     labelled_rows,
-    no_files,
     source_named,
 )
 from guard.conversation.example import GENERATOR, SPLITS, Example, read_examples
@@ -33,19 +28,6 @@ SMALL = Counts(train=16, validation=8, test=8)
 
 def _built(source: str, folder: Path) -> bool:
     return build(DataRequest(RULE, source, SMALL, 0, "keep", folder))
-
-
-def test_a_source_is_named_by_its_key_by_its_prefix_or_as_a_file(tmp_path: Path) -> None:
-    names = {
-        "generator": GENERATOR,
-        "llm": LLM,
-        "hub:some/set:english": HUB,
-        "generator+hub:some/set": GENERATOR_AND,
-        "../there/rows.csv.gz": FILE,
-        str(tmp_path): FILE,
-    }
-    for name, key in names.items():
-        assert source_named(name) is SOURCES[key], name
 
 
 @pytest.mark.parametrize("name", ["lmm", "rows.txt", "hub", "sql:rows"])
@@ -66,17 +48,13 @@ def _numbered(name: str) -> Iterator[SourceRow]:
 
 
 def test_a_function_makes_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = DataSource("numbered:N", "N numbered rows", labelled_rows(_numbered), no_files)
+    row = DataSource("numbered:N", "N numbered rows", labelled_rows(_numbered))
     monkeypatch.setitem(SOURCES, "numbered:", row)
     assert _built("numbered:60", tmp_path)
     assert not _built("numbered:60", tmp_path)
     assert _built("numbered:80", tmp_path)
     assert load(tmp_path)["source"] == "numbered:80"
     assert read_examples(tmp_path / "test.jsonl")[0].id.startswith("numbered:80:")
-    gone = tmp_path / "gone.jsonl"
-    monkeypatch.setitem(SOURCES, "numbered:", replace(row, files=lambda _: [gone]))
-    with pytest.raises(GuardError, match=rf"{gone}: no such file.*numbered:N in SOURCES"):
-        _built("numbered:60", tmp_path / "out")
 
 
 def _both(tmp_path: Path, rows: list[dict[str, Any]]) -> list[Example]:

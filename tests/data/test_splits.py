@@ -8,7 +8,6 @@ from data.splits import (
     NEAR_DUPLICATE,
     assign,
     drop_leaks,
-    group_near_duplicates,
     near_duplicates,
     refuse_leaks,
     shingles,
@@ -146,8 +145,3 @@ def test_a_system_prompt_that_rows_share_makes_them_no_near_duplicates() -> None
     same = [_prompted(0, _text(0), "hello"), _prompted(1, f"{_text(0)} other", "Hello!")]
     (pair,) = near_duplicates(same)
     assert NEAR_DUPLICATE < pair.similarity < 1.0
-
-
-def test_near_duplicates_of_one_split_count_as_one_group_and_of_two_splits_do_not() -> None:
-    rows = _rows(_text(0), _text(0), (_text(0), "test"), (_text(1), "test"))
-    assert [row.group for row in group_near_duplicates(rows)] == ["g0", "g0", "g2", "g3"]

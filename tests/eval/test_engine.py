@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM
 
 from eval.run import run
 from guard.conversation.example import Example, Message
-from guard.errors import GuardError
 from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import load_recipe
@@ -29,15 +28,14 @@ ENGINE = {"block_size": 32, "max_loras": 2, "max_lora_rank": 32, "max_model_len"
 ENGINE |= {"kv_cache_memory_bytes": 2**26, "dtype": "float32", "enforce_eager": True}
 
 
-@pytest.fixture(scope="module")
-def tiny_world(tmp_path_factory: pytest.TempPathFactory) -> World:
+def tiny_world(root: Path) -> World:
     """One rule on the tiny base with a random LoRA and a random aLoRA, and twelve conversations of
     5 to 170 words.
     """
     recipe = load_recipe("tiny")
     adapters = {name: recipe.methods[name] for name in ("lora", "alora")}
     recipe = recipe.model_copy(update={"engine": ENGINE, "methods": adapters})
-    world = World(tmp_path_factory.mktemp("tiny"), recipe)
+    world = World(root, recipe)
     (world.rules / "medical.yaml").write_text(RULE.format(name="medical"))
     rows = []
     for number in range(12):
@@ -75,42 +73,23 @@ def random_adapter(
     return peft.get_peft_model(base, config).eval()
 
 
-def evaluate(world: World) -> None:
-    run("medical", [world.recipe], runs=world.runs, rules=world.rules)
-
-
 def _p(logit: float) -> float:
     return 1 / (1 + 2.718281828459045 ** (-logit / 2.0))
 
 
-def test_real_adapters_through_the_engine_agree_with_peft(tiny_world: World) -> None:
-    evaluate(tiny_world)
-    report = json.loads(tiny_world.runs.report.read_text())
+def test_real_adapters_through_the_engine_agree_with_peft(tmp_path: Path) -> None:
+    world = tiny_world(tmp_path)
+    run("medical", [world.recipe], runs=world.runs, rules=world.rules)
+    report = json.loads(world.runs.report.read_text())
     medical = report["rules"]["medical"]
     assert medical["refusals"] == {"judge": 0, "lora": 0, "alora": 0}
-    for method in tiny_world.recipe.methods:
+    for method in world.recipe.methods:
         assert medical["agreement"][method]["prompts"] == 12
         assert 0 < medical["agreement"][method]["max_difference"] < 0.001
         assert medical["methods"][method]["answered"] == 12
-    served = (tiny_world.runs.root / "tiny/medical/eval/served.jsonl").read_text()
+    served = (world.runs.root / "tiny/medical/eval/served.jsonl").read_text()
     rows = [json.loads(line) for line in served.splitlines()]
     assert {row["by"] for row in rows} == {"base", "medical/lora/0", "medical/alora/0"}
     # Three different answers on one conversation: nobody answered for another.
     for number in range(12):
         assert len({round(row["logit"], 3) for row in rows if row["id"] == f"e{number}"}) == 3
-
-
-def test_another_adapter_than_peft_saw_is_found_out(tiny_world: World, tmp_path: Path) -> None:
-    """The LoRA's weights in the folder of predictions that PEFT made with others."""
-    folder = tiny_world.runs.adapter("tiny", "medical", "lora")
-    predictions = folder / "predictions.jsonl"
-    kept = predictions.read_text()
-    rows = [json.loads(line) for line in kept.splitlines()]
-    predictions.write_text(
-        "".join(json.dumps(row | {"logit": -row["logit"] + 3.0}) + "\n" for row in rows)
-    )
-    try:
-        with pytest.raises(GuardError, match="disagree beyond numerical noise"):
-            evaluate(tiny_world)
-    finally:
-        predictions.write_text(kept)

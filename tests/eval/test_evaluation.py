@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -9,10 +8,9 @@ from data.generator.tricks import TRICKS
 from eval import metrics
 from eval.answers import Answer
 from eval.bag_of_words import BagVariant
-from eval.evaluation import Evaluation, evaluate, load_evaluation
+from eval.evaluation import Evaluation, evaluate
 from eval.judge.answer import Judgement, JudgeRecord
 from eval.robustness import TrickFlips
-from guard.errors import GuardError
 from tests.eval.conftest import WITH_HEAD, World, answers
 
 NOT_TRIED = TrickFlips(n=0, flips=0, right_before=0, right_after=0)
@@ -97,33 +95,3 @@ def test_a_method_s_interval_knows_that_its_seeds_differ(world: World) -> None:
     unsure = methods["lora"]
     assert unsure.accuracy_ci95 == (0.0, 1.0) == unsure.strata["seen"].accuracy_ci95
     assert methods["alora"].accuracy_ci95 == pytest.approx(metrics.wilson_interval(1.0, 200))
-
-
-def test_strata_are_measured_on_their_own_and_refusals_counted(world: World) -> None:
-    result = evaluated(world)
-    strata = result.methods["alora"].strata
-    # seen are the examples 0 1 4 5, unseen 2 3 6 7; seed 1 errs on 0, 1 and 2
-    assert strata["seen"].n == strata["unseen"].n == 4
-    assert strata["seen"].accuracy == pytest.approx((1 + 2 / 4) / 2)
-    assert strata["unseen"].accuracy == pytest.approx((1 + 3 / 4) / 2)
-    # on seed 1 the logits of 0 1 4 5 are 2 -2 -2 2: of four pairs one is right, two are ties
-    assert strata["seen"].metrics["auroc"] == pytest.approx((1 + 2 / 4) / 2)
-    assert result.refusals == {"judge": 1, "lora": 0, "alora": 0}
-    judge = result.methods["judge"]
-    assert (judge.answered, judge.accuracy, judge.accuracy_sd) == (7, 7 / 8, None)
-
-
-def test_an_evaluation_is_read_back_or_refused(world: World, tmp_path: Path) -> None:
-    folder = tmp_path / "toy" / "medical" / "eval"
-    result, remedy = evaluated(world), r".*Run `make eval RULE=medical MODEL=toy`"
-    with pytest.raises(GuardError, match=r"evaluation\.json: no such file" + remedy):
-        load_evaluation(folder)
-    result.save(folder)
-    assert load_evaluation(folder) == result
-    for content, problem in (
-        ('{"rule": "medical"}', "missing key 'model'"),
-        ('{"rule": "medi', "not valid JSON"),
-    ):
-        (folder / "evaluation.json").write_text(content)
-        with pytest.raises(GuardError, match=problem + remedy):
-            load_evaluation(folder)

@@ -10,8 +10,6 @@ from eval.metrics import (
     Outcomes,
     RankedRows,
     accuracy_interval,
-    auprc,
-    auroc,
     auroc_difference,
     auroc_estimate,
     bootstrap_mean_difference,
@@ -43,12 +41,6 @@ def test_recall_at_one_percent_fpr_allows_two_in_two_hundred() -> None:
     # A positive and a negative tied at each step: one straight line with a point every 0.005.
     steps = np.arange(200.0).repeat(2)
     assert recall_at_fpr([1, 0] * 200, -steps) == pytest.approx(0.01)
-
-
-@pytest.mark.parametrize("metric", [auroc, auprc, recall_at_fpr])
-def test_ranking_metrics_are_undefined_without_both_classes(metric) -> None:
-    assert metric([1, 1], [0.1, 0.2]) is None
-    assert metric([], []) is None
 
 
 def test_mcnemar_is_the_binomial_test_on_discordant_pairs() -> None:

@@ -29,7 +29,7 @@ def test_what_is_not_stated_or_of_one_label_has_no_ranking_metrics() -> None:
     for name in ("auroc", "auprc", "recall_at_fpr1", "ece", "confident"):
         assert result.metrics[name] is None
     assert quality([1, 0], answers([2.0, -2.0])).metrics["ece"] is not None
-    for name in ("auroc", "ece"):
+    for name in ("auroc", "auprc", "recall_at_fpr1", "ece"):
         assert quality([0, 0], answers([2.0, -2.0])).metrics[name] is None
     assert mean_metrics([{"a": 0.5, "b": 0.5}, {"a": 1.0, "b": None}]) == {"a": 0.75, "b": None}
 

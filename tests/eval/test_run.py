@@ -210,11 +210,8 @@ def test_of_all_rules_those_without_adapters_or_data_are_left_out(world: World) 
     world.add_adapter("legal", "alora", 1, {}, data_hash="0" * 64)
     assert "Left out: legal seed 1: " in evaluate(world).as_markdown()
     (world.runs.data("legal") / "test.jsonl").unlink()
-    with pytest.raises(
-        GuardError,
-        match=r"no rule can be evaluated \(got legal: .*medical: .*tax: .*"
-        r"make train RULE=all MODEL=toy",
-    ):
+    told = r"no rule can be evaluated \(got legal: .*medical: .*tax: .*RULE=all MODEL=toy"
+    with pytest.raises(GuardError, match=told):
         evaluate(world)
 
 
@@ -228,8 +225,10 @@ def test_of_all_rules_one_of_disagreement_is_left_out(world: World) -> None:
     text = evaluate(world, engine=engine).as_markdown()
     assert re.search("Left out: medical: .*the served engine and PEFT disagree", text)
     assert list(report_json(world)["rules"]) == ["legal"]
+    paid = EndpointJudge("http://nowhere/v1", "-")
     with pytest.raises(GuardError, match="served engine and PEFT disagree"):
-        evaluate(world, "medical", engine=engine)
+        evaluate(world, "medical", engine=engine, judge=paid)
+    assert not (world.runs.root / "judge").exists()  # nobody is paid
 
 
 def test_the_bag_of_words_is_fitted_and_chosen_without_the_test_rows(world: World) -> None:

@@ -9,11 +9,9 @@ from pytest import MonkeyPatch
 
 import guard.recipe
 from eval.bag_of_words import BagVariant
-from eval.judge.endpoint import EndpointJudge
 from eval.judge.judges import BareBase, Judge
 from eval.stage import CODE, Stage
 from guard.conversation.example import read_examples
-from guard.errors import GuardError
 from guard.home import ROOT
 from guard.layout import running_code
 from serve.engine import ScoreRequest
@@ -114,15 +112,3 @@ def test_other_code_of_figures_outdates_even_edited_meanwhile(
     evaluated(world, engine=ToyEngine(reads_and_is_edited))
     running_code.cache_clear()
     assert {trial.rule.id for trial in stage(world).outdated} == {"legal", "medical"}
-
-
-def test_where_engine_and_peft_disagree_no_judge_is_paid(world: World) -> None:
-    world.add_rule("medical", examples=10)
-    engine = ToyEngine(
-        lambda request: -1.0 if request.adapter == "medical/alora/0" else guess_or_read(request)
-    )
-    on_base = stage(world, EndpointJudge("http://nowhere/v1", "-"))
-    with pytest.raises(GuardError, match="served engine and PEFT disagree"):
-        on_base.evaluate_outdated({}, force=False, open_predictor=engine.open)
-    assert not evaluation_file(world).exists()
-    assert not (world.runs.root / "judge").exists()

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,6 @@ from eval.report.report import (
     Report,
     notes,
     side_by_side,
-    write_report,
 )
 from guard.errors import GuardError
 from tests.eval.conftest import World
@@ -32,26 +30,6 @@ def test_the_mean_over_rules_is_of_every_contender_and_difference(world: World) 
     assert {"accuracy", "f1", "auroc", "ece"} <= set(lora)
     assert {"accuracy", "auroc"} <= set(lora["seeds"]["0"]) & set(lora["strata"]["seen"])
     assert not {"right", "groups"} & set(of_medical)
-
-
-def test_a_report_that_says_the_same_is_not_written_again(world: World, tmp_path: Path) -> None:
-    report = Report((evaluated(world),))
-    write_report(report, tmp_path / "report.json")
-    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("report.*")}
-    assert {path.suffix for path in written} == {".json", ".md"}
-    write_report(report, tmp_path / "report.json")
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("report.*")} == written
-
-
-def test_rules_with_the_same_note_share_it(world: World) -> None:
-    medical = evaluated(world)
-    legal = medical.model_copy(update={"rule": "legal"})
-    unjudged = medical.model_copy(update={"rule": "fine", "judges": {}})
-    lines = notes([legal, medical, unjudged], ["tax: no data"])
-    assert "- legal, medical: judged by base through the served engine." in lines
-    assert "- legal, medical, fine: bag of words of last turn, words 1-2, C = 1." in lines
-    assert any(line.startswith("- fine: without a judge") for line in lines)
-    assert lines[-1] == "- Left out: tax: no data"
 
 
 def test_a_judge_behind_an_endpoint_stands_there_once_and_says_what_it_took(world: World) -> None:

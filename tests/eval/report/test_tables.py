@@ -7,13 +7,9 @@ from eval.agreement import Agreement
 from eval.quality import METRICS, Metric
 from eval.report.report import Report
 from eval.report.tables import (
-    accuracy_cell,
     agreement_table,
-    percent_cell,
     quality_table,
-    share_cell,
     strata_table,
-    three_digits,
     threshold_table,
     trick_table,
 )
@@ -27,14 +23,6 @@ def rows(table: str) -> list[list[str]]:
     """The cells of each row, the head first."""
     lines = [line for line in table.splitlines() if "---" not in line]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-
-
-def test_cells_say_what_is_not_there() -> None:
-    assert accuracy_cell(0.5, (0.25, 0.75), 0.1) == "50.0 ± 10.0 [25.0, 75.0]"
-    assert accuracy_cell(0.5, None) == percent_cell(0.5) == "50.0"
-    assert (percent_cell(None), percent_cell(0.5, (0.0, 1.0))) == ("", "50.0 [0.0, 100.0]")
-    assert (share_cell(1, 4), share_cell(0, 0)) == ("25.0", "-")
-    assert (three_digits(None), three_digits(0.5, (0.25, 1.0))) == ("-", "0.500 [0.250, 1.000]")
 
 
 def test_every_contender_has_a_row_and_the_rule_stands_in_its_first(world: World) -> None:
