@@ -38,7 +38,7 @@ from serve.plan.calibration import (
     fitted,
     non_negative,
 )
-from serve.plan.device import StepWork
+from serve.plan.device import StepWork, shown_ms
 
 BURSTS = 60  # by aLoRAs; a third as many by LoRAs, which take longer
 QUICK_BURSTS = 12
@@ -285,7 +285,8 @@ def table(report: CalibrationReport) -> str:
     lines = []
     for method, cost in report.methods.items():
         submit = dict(zip(("a check", "a token", "a rule"), cost.submit.values(), strict=True))
-        times = [f"{name} {ms:.3g}" for name, (ms, _) in cost.table_row.items()]
+        step = shown_ms(cost.step_ms) | {"wake": cost.wake_ms}
+        times = [f"{name} {ms:.3g}" for name, ms in step.items()]
         times += [f"submit {name} {ms:.3g}" for name, ms in submit.items()]
         lines += textwrap.wrap(f"{METHODS[method].label}, ms: {', '.join(times)}", 100)
     for method, cost in report.methods.items():

@@ -52,19 +52,6 @@ class FittedCost(Strict):
     wake_ms: float = 0.0
     error: float = 0.0
 
-    @property
-    def table_row(self) -> dict[str, tuple[float, str]]:
-        """The coefficients as tables show them."""
-        return {
-            "step": (self.step["steps"], "ms"),
-            "1,000 tokens": (1000 * self.step["tokens"], "ms"),
-            "M pairs": (1e6 * self.step["pairs"], "ms"),
-            "a rule": (self.step["sequences"], "ms"),
-            "swap-in": (self.swap_in_ms, "ms"),
-            "disk": (self.load_ms, "ms"),
-            "wake": (self.wake_ms, "ms"),
-        }
-
     def step_ms(self, work: StepWork) -> float:
         computed = sum(self.step[name] * float(getattr(work, name)) for name in FEATURES)
         return computed + work.swap_ins * self.swap_in_ms + work.loads * self.load_ms

@@ -87,8 +87,8 @@ def _measured(
         raise GuardError("what this machine costs is not known", got=plan.name, remedy=remedy)
     suffix, scaffold = calibration.engine.suffix_tokens, calibration.engine.scaffold_tokens
     methods = []
-    for name in plan.methods:
-        bytes_of = _bytes_of(plan, recipe, shape, name, None)
+    for name in sorted(recipe.adapter_methods):
+        bytes_of = _bytes_of(recipe, shape, name, None)
         sizes = _replica_sizes(plan, recipe, bytes_of, None, scaffold)
         methods.append(PlannedMethod(name, calibration.cost(name), suffix, sizes, bytes_of))
     source = f"{COMMAND}, commit {calibration.commit}"
@@ -99,14 +99,13 @@ def _measured(
 def _computed(plan: Plan, recipe: Recipe, shape: DecoderShape, device: Device) -> Deployment:
     suffix = plan.suffix_tokens or _suffix_tokens(recipe)
     methods = []
-    for name in plan.methods:
-        rank = plan.rank or adapter_rank(recipe, name)
-        weights = sum(shape.adapter_tensors(rank, adapter_targets(recipe, name)))
-        cost = ComputedCost(device, shape, BYTES[recipe.dtype], weights)
-        bytes_of = _bytes_of(plan, recipe, shape, name, device)
+    for name in sorted(recipe.adapter_methods):
+        tensors = shape.adapter_tensors(adapter_rank(recipe, name), adapter_targets(recipe, name))
+        cost = ComputedCost(device, shape, BYTES[recipe.dtype], sum(tensors))
+        bytes_of = _bytes_of(recipe, shape, name, device)
         sizes = _replica_sizes(plan, recipe, bytes_of, device, 0)
         methods.append(PlannedMethod(name, cost, suffix, sizes, bytes_of))
-    source = f"recipes/devices/{plan.device}.yaml: {device.source}"
+    source = f"recipes/devices/{plan.device}.yaml: {device.source}; host: {device.host_source}"
     price = device.price_an_hour, device.price_source
     if plan.price_an_hour is not None:
         price = plan.price_an_hour, plan.price_source
@@ -125,12 +124,6 @@ def _refuse_what_was_not_measured(
         problem = "the calibration measured rules with another suffix"
         remedy = f"Leave suffix_tokens out: it is {suffix}"
         raise GuardError(problem, got=plan.suffix_tokens, remedy=remedy)
-    for name in plan.methods:
-        rank = adapter_rank(recipe, name)
-        if plan.rank not in (None, rank):
-            problem = "the calibration measured adapters of another rank"
-            remedy = f"Leave rank out: it is {rank} by {METHODS[name].label}"
-            raise GuardError(problem, got=plan.rank, remedy=remedy)
 
 
 def _suffix_tokens(recipe: Recipe) -> int:
@@ -143,13 +136,10 @@ def _suffix_tokens(recipe: Recipe) -> int:
     return len(PromptBuilder.of(recipe).suffix_ids(text))
 
 
-def _bytes_of(
-    plan: Plan, recipe: Recipe, shape: DecoderShape, method: str, device: Device | None
-) -> Sizes:
+def _bytes_of(recipe: Recipe, shape: DecoderShape, method: str, device: Device | None) -> Sizes:
     width = BYTES[recipe.serving_dtype if device is None else recipe.dtype]
     # A slot has room for the largest rank, whatever the adapter's own rank is.
-    slot_rank = max(plan.rank or adapter_rank(recipe, method), recipe.max_rank)
-    tensors = shape.adapter_tensors(slot_rank, adapter_targets(recipe, method))
+    tensors = shape.adapter_tensors(recipe.max_rank, adapter_targets(recipe, method))
     is_pinned = device is not None or installed_device() == "cuda"
     return sizes_by_shape(shape, tensors, width, is_pinned=is_pinned)
 

@@ -9,7 +9,7 @@ device does not hide it. Knows nothing of queues.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -159,6 +159,21 @@ class StepWork:
             setattr(self, name, getattr(self, name) + getattr(addend, name))
 
 
+SHOWN = {
+    "step": StepWork(steps=1),
+    "1,000 tokens": StepWork(tokens=1000),
+    "M pairs": StepWork(pairs=1e6),
+    "a rule": StepWork(sequences=1),
+    "swap-in": StepWork(swap_ins=1),
+    "disk": StepWork(loads=1),
+}
+
+
+def shown_ms(step_ms: Callable[[StepWork], float]) -> dict[str, float]:
+    """The times of the pieces of a step that tables show."""
+    return {name: step_ms(work) for name, work in SHOWN.items()}
+
+
 class Device(Finite):
     """The content of `recipes/devices/<name>.yaml`. Each `source` says where its figures are from.
 
@@ -232,15 +247,3 @@ class ComputedCost:
     def submit_ms(self, tokens: int, rules: int) -> float:
         """The time to put a check into the engine, without its rules: see `host_rule_ms`."""
         return self.device.host_check_ms + self.device.host_token_us * tokens / 1000
-
-    @property
-    def table_row(self) -> dict[str, tuple[float, str]]:
-        """The coefficients as tables show them."""
-        return {
-            "step": (self.device.host_step_ms, "ms"),
-            "1,000 tokens": (1000 * self.compute_s(StepWork(tokens=1000)), "ms"),
-            "M pairs": (1000 * self.compute_s(StepWork(pairs=1e6)), "ms"),
-            "a rule": (self.device.host_rule_ms, "ms"),
-            "swap-in": (1000 * self.swap_s(StepWork(swap_ins=1)), "ms"),
-            "disk": (1000 * self.swap_s(StepWork(loads=1)), "ms"),
-        }

@@ -62,6 +62,7 @@ class TrafficSource:
     checks: int
     seed: int
     trace: tuple[CheckArrival, ...] = ()
+    left_out: int = 0  # lines of an audit log without a verdict
 
     def at(self, rate: float) -> DrawnTraffic:
         if not self.trace:
