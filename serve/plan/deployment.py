@@ -81,11 +81,18 @@ def deploy(plan: Plan, runs: Path) -> Deployment:
 def _measured(
     plan: Plan, recipe: Recipe, shape: DecoderShape, calibration: DeviceCalibration
 ) -> Deployment:
-    _refuse_what_was_not_measured(plan, recipe, calibration)
+    if calibration.model != plan.model:
+        problem = "the calibration is of another model"
+        remedy = f"Run `{COMMAND} MODEL={plan.model}`"
+        raise GuardError(problem, got=calibration.model, remedy=remedy)
+    suffix, scaffold = calibration.engine.suffix_tokens, calibration.engine.scaffold_tokens
+    if plan.suffix_tokens not in (None, suffix):
+        problem = "the calibration measured rules with another suffix"
+        remedy = f"Leave suffix_tokens out: it is {suffix}"
+        raise GuardError(problem, got=plan.suffix_tokens, remedy=remedy)
     if plan.price_an_hour is None:
         remedy = "State `price_an_hour` in the plan"
         raise GuardError("what this machine costs is not known", got=plan.name, remedy=remedy)
-    suffix, scaffold = calibration.engine.suffix_tokens, calibration.engine.scaffold_tokens
     methods = []
     for name in sorted(recipe.adapter_methods):
         bytes_of = _bytes_of(recipe, shape, name, None)
@@ -110,20 +117,6 @@ def _computed(plan: Plan, recipe: Recipe, shape: DecoderShape, device: Device) -
     if plan.price_an_hour is not None:
         price = plan.price_an_hour, plan.price_source
     return Deployment(tuple(methods), device.name, source, *price, device=device)
-
-
-def _refuse_what_was_not_measured(
-    plan: Plan, recipe: Recipe, calibration: DeviceCalibration
-) -> None:
-    if calibration.model != plan.model:
-        problem = "the calibration is of another model"
-        remedy = f"Run `{COMMAND} MODEL={plan.model}`"
-        raise GuardError(problem, got=calibration.model, remedy=remedy)
-    suffix = calibration.engine.suffix_tokens
-    if plan.suffix_tokens not in (None, suffix):
-        problem = "the calibration measured rules with another suffix"
-        remedy = f"Leave suffix_tokens out: it is {suffix}"
-        raise GuardError(problem, got=plan.suffix_tokens, remedy=remedy)
 
 
 def _suffix_tokens(recipe: Recipe) -> int:
@@ -169,16 +162,12 @@ def _replica_sizes(
 ) -> ReplicaSizes:
     """What a replica has room for, with its memory split as the engine splits it."""
     adapters, engine = plan.traffic.rules, recipe.engine
-    host_gib = plan.host_gib
-    if plan.host_gib is None:
-        host_gib = recipe.serving_memory.host_gib
-    shared = shared_out(
-        ServingMemory(device_gib=_memory_left(plan, recipe, bytes_of, device), host_gib=host_gib),
-        bytes_of,
-        adapters,
-        recipe.context_tokens,
-        plan.slots or engine.get("max_loras"),
+    memory = ServingMemory(
+        device_gib=_memory_left(plan, recipe, bytes_of, device),
+        host_gib=plan.host_gib or recipe.serving_memory.host_gib,
     )
+    stated_slots = plan.slots or engine.get("max_loras")
+    shared = shared_out(memory, bytes_of, adapters, recipe.context_tokens, stated_slots)
     slots = shared["max_loras"]
     return ReplicaSizes(
         step_tokens=engine.get("max_num_batched_tokens", STEP_TOKENS),
@@ -195,18 +184,16 @@ def _replica_sizes(
 
 def _memory_left(plan: Plan, recipe: Recipe, bytes_of: Sizes, device: Device | None) -> float:
     """The GiB beside the base's weights and a named device's workspace."""
-    total_gib, workspace_gib = plan.memory_gib, 0.0
+    total_gib, taken_gib = plan.memory_gib, bytes_of.weights / GIB
     if device is not None:
-        total_gib, workspace_gib = total_gib or device.memory_gib, device.workspace_gib
-    if total_gib is None:
-        device_gib = recipe.serving_memory.device_gib
-        if device_gib is None:
+        total_gib, taken_gib = total_gib or device.memory_gib, taken_gib + device.workspace_gib
+    elif total_gib is None:
+        if recipe.serving_memory.device_gib is None:
             remedy = "State `memory_gib` in the plan"
             raise GuardError("how much memory serving may take is not known", remedy=remedy)
-        return device_gib
-    left = total_gib - bytes_of.weights / GIB - workspace_gib
-    if left <= 0:
-        remedy = f"It needs {total_gib - left:.1f} GiB and room for conversations"
+        return recipe.serving_memory.device_gib
+    if total_gib <= taken_gib:
+        remedy = f"It needs {taken_gib:.1f} GiB and room for conversations"
         got = f"{total_gib} GiB"
         raise GuardError("the base does not fit into the device's memory", got=got, remedy=remedy)
-    return left
+    return total_gib - taken_gib
