@@ -17,6 +17,7 @@ from vllm_alora.weights.slots import Heat
 
 from serve.engine.dispatch import QUANTUM_STEPS
 from serve.engine.plan import FairQueue
+from serve.engine.thread.engine_thread import MAX_OPEN
 from serve.plan.device import StepWork
 
 # vLLM's defaults, for recipes whose `engine` does not set them.
@@ -39,7 +40,7 @@ class ReplicaSizes:
     adapters: int = 0
     host_adapters: int = 0
     scaffold_tokens: int = 0  # that all conversations begin with
-    max_open: int | None = None
+    max_open: int = MAX_OPEN
 
 
 @dataclass

@@ -61,29 +61,19 @@ class FittedCost(Strict):
         return check_ms + token_ms * tokens + rule_ms * rules
 
 
-class EngineSizes(Strict):
-    """The sizes of the measured engine. `suffix_tokens`: what a rule adds.
+class DeviceCalibration(Strict):
+    """Everything in `runs/calibration.json`. `suffix_tokens`: what a rule adds.
 
     `scaffold_tokens`: the length of the whole blocks that every conversation's prompt begins with.
     """
-
-    step_tokens: int
-    max_sequences: int
-    block_size: int
-    cache_tokens: int
-    scaffold_tokens: int
-    suffix_tokens: int
-
-
-class DeviceCalibration(Strict):
-    """Everything in `runs/calibration.json`."""
 
     commit: str
     hardware: str
     versions: dict[str, str]
     model: str
     peak_memory_mib: float
-    engine: EngineSizes
+    scaffold_tokens: int
+    suffix_tokens: int
     methods: dict[str, FittedCost]
     bursts: tuple[BurstRow, ...]
 

@@ -16,7 +16,6 @@ from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, ServingMemory, load_recipe
 from serve.engine.backends.arguments import GIB, Sizes, shared_out
-from serve.engine.thread.engine_thread import MAX_OPEN
 from serve.plan.batching import MAX_SEQUENCES, STEP_TOKENS, ReplicaSizes
 from serve.plan.calibration import COMMAND, DeviceCalibration, FittedCost, load_calibration
 from serve.plan.device import (
@@ -85,7 +84,7 @@ def _measured(
         problem = "the calibration is of another model"
         remedy = f"Run `{COMMAND} MODEL={plan.model}`"
         raise GuardError(problem, got=calibration.model, remedy=remedy)
-    suffix, scaffold = calibration.engine.suffix_tokens, calibration.engine.scaffold_tokens
+    suffix = calibration.suffix_tokens
     if plan.suffix_tokens not in (None, suffix):
         problem = "the calibration measured rules with another suffix"
         remedy = f"Leave suffix_tokens out: it is {suffix}"
@@ -96,7 +95,7 @@ def _measured(
     methods = []
     for name in sorted(recipe.adapter_methods):
         bytes_of = _bytes_of(recipe, shape, name, None)
-        sizes = _replica_sizes(plan, recipe, bytes_of, None, scaffold)
+        sizes = _replica_sizes(plan, recipe, bytes_of, None, calibration.scaffold_tokens)
         methods.append(PlannedMethod(name, calibration.cost(name), suffix, sizes, bytes_of))
     source = f"{COMMAND}, commit {calibration.commit}"
     price = plan.price_an_hour, plan.price_source
@@ -178,7 +177,6 @@ def _replica_sizes(
         adapters=adapters,
         host_adapters=min(adapters, max(shared.get("max_cpu_loras", adapters), slots)),
         scaffold_tokens=scaffold_tokens,
-        max_open=MAX_OPEN,
     )
 
 

@@ -178,8 +178,7 @@ class Device(Finite):
     """The content of `recipes/devices/<name>.yaml`. Each `source` says where its figures are from.
 
     `compute_share`, `memory_share`: the assumed shares of the peaks that a step reaches.
-    `reads_shared_once`: whether rules read their conversation's keys and values once a step, as our
-    CPU kernels do, or once a rule. `host_…`: the time that Python takes beside the model.
+    `host_…`: the time that Python takes beside the model.
     `host_to_device_gb_s`, `disk_gb_s`: how fast an adapter is copied, and read from disk.
     """
 
@@ -191,7 +190,6 @@ class Device(Finite):
     workspace_gib: float = Field(default=3.0, ge=0)
     compute_share: float = Field(default=0.5, gt=0, le=1)
     memory_share: float = Field(default=0.7, gt=0, le=1)
-    reads_shared_once: bool = False
     host_step_ms: float = Field(ge=0)
     host_rule_ms: float = Field(ge=0)
     host_check_ms: float = Field(default=0.4, ge=0)
@@ -231,10 +229,12 @@ class ComputedCost:
         return flops / (self.device.peak_tflops * TERA * self.device.compute_share)
 
     def memory_s(self, work: StepWork) -> float:
-        """The time to read the base's weights, each rule's adapter, and earlier keys and values."""
+        """The time to read the base's weights, each rule's adapter, and earlier keys and values.
+
+        vLLM has no cascade attention there: each rule reads the conversation's keys and values.
+        """
         numbers = work.steps * self.shape.weights + work.sequences * self.adapter_weights
-        if not self.device.reads_shared_once:
-            numbers += work.reads * self.shape.key_value_width
+        numbers += work.reads * self.shape.key_value_width
         bandwidth = self.device.memory_gb_s * GIGA * self.device.memory_share
         return numbers * self.width / bandwidth
 

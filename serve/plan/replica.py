@@ -131,7 +131,7 @@ class ReplicaSimulation:
     def _may_submit(self, arrivals: Sequence[CheckArrival], number: int, now: float) -> bool:
         if number == len(arrivals) or arrivals[number].due_s > now:
             return False
-        return self._sizes.max_open is None or len(self._left) < self._sizes.max_open
+        return len(self._left) < self._sizes.max_open
 
     def _submit(self, number: int, arrival: CheckArrival) -> float:
         """Queue the check. Returns the seconds that this takes."""
