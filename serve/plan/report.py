@@ -156,7 +156,9 @@ def _step_section(deployment: Deployment) -> Section:
     if deployment.device is not None:
         basis = "computed"
     for method in deployment.methods:
-        times_ms = shown_ms(method.cost.step_ms) | {"wake": method.cost.wake_ms}
+        times_ms = shown_ms(method.cost.step_ms)
+        if deployment.device is None:
+            times_ms["wake"] = method.cost.wake_ms
         times = {column: (ms, "ms") for column, ms in times_ms.items()}
         suffix = {"suffix": (float(method.suffix_tokens), "tokens")}
         rows[method.label] = _figures(times, deployment.source, basis)
