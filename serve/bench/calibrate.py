@@ -33,12 +33,11 @@ from serve.plan.batching import MAX_SEQUENCES, STEP_TOKENS, ReplicaSizes, StepSc
 from serve.plan.calibration import (
     BurstRow,
     DeviceCalibration,
-    EngineSizes,
     FittedCost,
     fitted,
     non_negative,
 )
-from serve.plan.device import StepWork
+from serve.plan.device import StepWork, shown_ms
 
 BURSTS = 60  # by aLoRAs; a third as many by LoRAs, which take longer
 QUICK_BURSTS = 12
@@ -238,14 +237,17 @@ class CalibrateBench(BenchCommand):
     def calibrated(self) -> CalibrationReport:
         """Fit every adapter method of the recipe, on two engines, one after the other."""
         recipe, most_rules = self.recipe, self.options.rules
-        methods = recipe.adapter_methods
+        methods, prompts = recipe.adapter_methods, PromptBuilder.of(recipe)
         with random_adapters(recipe, methods, max(most_rules, FLEET)) as adapters:
             with GuardEngine(recipe, adapters, max_loras=len(adapters)) as engine:
-                sizes = self._sizes(engine)
                 rows: list[BurstRow] = []
                 costs: dict[str, FittedCost] = {}
-                steps = sizes.step_tokens, sizes.max_sequences
-                limits = ReplicaSizes(*steps, most_rules, sizes.block_size)
+                limits = ReplicaSizes(
+                    step_tokens=recipe.engine.get("max_num_batched_tokens", STEP_TOKENS),
+                    max_sequences=recipe.engine.get("max_num_seqs", MAX_SEQUENCES),
+                    slots=most_rules,
+                    block_size=engine.backend.block_size,
+                )
                 for method in methods:
                     meter = BurstMeter(engine, recipe, limits, method)
                     method_rows = self._run_bursts(meter, method)
@@ -255,17 +257,12 @@ class CalibrateBench(BenchCommand):
             with GuardEngine(recipe, adapters, max_loras=SLOTS, max_cpu_loras=HOST) as engine:
                 for method in methods:
                     costs[method] = with_swaps(swap_rows(engine, recipe, method), costs[method])
-        return CalibrationReport(**origin(recipe), engine=sizes, methods=costs, bursts=tuple(rows))
-
-    def _sizes(self, engine: GuardEngine) -> EngineSizes:
-        prompts, block_size = PromptBuilder.of(self.recipe), engine.backend.block_size
-        return EngineSizes(
-            step_tokens=self.recipe.engine.get("max_num_batched_tokens", STEP_TOKENS),
-            max_sequences=self.recipe.engine.get("max_num_seqs", MAX_SEQUENCES),
-            block_size=block_size,
-            cache_tokens=engine.backend.cache_tokens,
-            scaffold_tokens=scaffold_tokens(prompts, block_size),
-            suffix_tokens=len(prompts.suffix_ids(random_rule_text(self.recipe))),
+        return CalibrationReport(
+            **origin(recipe),
+            scaffold_tokens=scaffold_tokens(prompts, limits.block_size),
+            suffix_tokens=len(prompts.suffix_ids(random_rule_text(recipe))),
+            methods=costs,
+            bursts=tuple(rows),
         )
 
     def _run_bursts(self, meter: BurstMeter, method: str) -> list[BurstRow]:
@@ -285,7 +282,8 @@ def table(report: CalibrationReport) -> str:
     lines = []
     for method, cost in report.methods.items():
         submit = dict(zip(("a check", "a token", "a rule"), cost.submit.values(), strict=True))
-        times = [f"{name} {ms:.3g}" for name, (ms, _) in cost.table_row.items()]
+        step = shown_ms(cost.step_ms) | {"wake": cost.wake_ms}
+        times = [f"{name} {ms:.3g}" for name, ms in step.items()]
         times += [f"submit {name} {ms:.3g}" for name, ms in submit.items()]
         lines += textwrap.wrap(f"{METHODS[method].label}, ms: {', '.join(times)}", 100)
     for method, cost in report.methods.items():

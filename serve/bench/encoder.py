@@ -5,7 +5,7 @@
     alora   on the decoder of --beside: N adapters behind a conversation that is read once
     lora    on the decoder: N adapters, each of which reads the conversation
 
-From some number of rules on, reading the conversation once is faster; the table states that number.
+From some number of rules on, reading the conversation once is faster.
 Both engines are in one process. Every check is put to one of them, in turns, and nothing is cached
 from one check to the next. Trained rules are loaded again and again under other names; every
 adapter has a slot. Cells are left out that would read more than LARGEST_CELL tokens by their
@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from guard.weights.card import read_card
 from serve.bench.engines import judged, memory_beside
 from serve.bench.harness import Benchmark, Cell, Repeat, Sample
 from serve.bench.plot import Panel, panels_by
-from serve.bench.report import Column, GridReport, MeasuredRow
+from serve.bench.report import Column, GridReport
 from serve.bench.workload.adapters import copies
 from serve.bench.workload.prompts import conversation
 from serve.engine import GuardEngine
@@ -203,25 +202,8 @@ class EncoderBench(Benchmark[EncoderCell]):
             "swap_ins": engine.counters.swap_ins - before.swap_ins,
         }
 
-    def notes(self, report: GridReport) -> list[str]:
-        if len(self._recipes) == 1:
-            return []
-        line, beside = (adapter_line(recipe) for recipe in self._recipes)
-        sentences: list[str] = []
-        for tokens in dict.fromkeys(row.cell["tokens"] for row in report.rows):
-            first = report.find(tokens=tokens, line=line)
-            second = report.find(tokens=tokens, line=beside)
-            if not first or not second:  # a method without trained rules
-                continue
-            rules = crossover(first, second)
-            where = "at no number of rules measured"
-            if rules is not None:
-                where = f"from {rules:.1f} rules on"
-            sentences.append(f"{tokens} tokens: {beside} is faster than {line} {where}.")
-        return sentences
-
     def panels(self, report: GridReport) -> list[Panel]:
-        looks = {"x": "rules", "y": ("wall_ms",), "y_label": "ms to all verdicts"}
+        looks = {"x": "rules", "y": "wall_ms", "y_label": "ms to all verdicts"}
         return panels_by("tokens", report.rows, line="line", **looks)
 
 
@@ -230,28 +212,3 @@ def methods_of(recipe: Recipe) -> list[str]:
     if recipe.is_encoder:
         return list(recipe.methods)
     return recipe.adapter_methods
-
-
-def adapter_line(recipe: Recipe) -> str:
-    """The base's method with adapters: one that shares conversations, if there is one."""
-    methods = recipe.sharing_methods or recipe.adapter_methods
-    return f"{methods[0]} on {recipe.name}"
-
-
-def crossover(first: Sequence[MeasuredRow], second: Sequence[MeasuredRow]) -> float | None:
-    """The number of rules from which on `second` is faster than `first`; None where it never is.
-    Between the measured numbers, log ms is taken as linear in log rules. Where `second` is always
-    faster, it is the smallest measured number.
-    """
-    before: tuple[float, float] | None = None
-    for row, second_row in zip(first, second, strict=False):
-        rules = row.number("rules")
-        lead = math.log(row.median("wall_ms") / second_row.median("wall_ms"))
-        if lead > 0:
-            if before is None:
-                return rules
-            start, deficit = before
-            share = -deficit / (lead - deficit)
-            return math.exp(start + share * (math.log(rules) - start))
-        before = math.log(rules), lead
-    return None

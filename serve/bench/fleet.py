@@ -193,7 +193,7 @@ class FleetBench(Benchmark[FleetCell]):
         if self.alphas != (None,):
             x, x_label = "alpha", "alpha of Zipf's law: the larger, the fewer get most requests"
         looks: dict[str, Any] = {"y_label": "requests per second", "is_log": False}
-        looks |= {"x": x, "x_label": x_label, "y": ("requests_per_second",), "line": "server"}
+        looks |= {"x": x, "x_label": x_label, "y": "requests_per_second", "line": "server"}
         return panels_by("method", report.rows, **looks)
 
 

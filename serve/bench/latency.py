@@ -263,7 +263,7 @@ class LatencyBench(Benchmark[LatencyCell]):
         ]
 
     def panels(self, report: GridReport) -> list[Panel]:
-        looks: dict[str, Any] = {"y": ("wall_ms",), "line": "mode", "note": "over_alora"}
+        looks: dict[str, Any] = {"y": "wall_ms", "line": "mode", "note": "over_alora"}
         looks["y_label"] = "ms to all verdicts"
         rows = report.find(rules=RULES_OF_LENGTH_SWEEP)
         panels = panels_by("rules", rows, x="tokens", **looks)

@@ -164,7 +164,7 @@ class LoadBench(Benchmark[LoadCell]):
         x_label = "offered load: conversations per second"
         if not rows:
             return []
-        return [Panel(rows, "rate", ("check_ms",), "method", x_label=x_label, y_label=label)]
+        return [Panel(rows, "rate", "check_ms", "method", x_label=x_label, y_label=label)]
 
 
 def growth(latencies_s: Sequence[float]) -> float:

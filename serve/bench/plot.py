@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,14 +26,13 @@ LEGEND_INCHES = 2.2  # the width of an entry
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel: `y` against `x`, a line for each value of `line` in the rows. `y`: quantities;
-    with several, each value of `line` has a line for each. `note`: a ratio that stands at each
-    point where it is clearly above 1.
+    """One panel: the quantity `y` against `x`, a line for each value of `line` in the rows. `note`:
+    a ratio that stands at each point where it is clearly above 1.
     """
 
     rows: Sequence[MeasuredRow]
     x: str
-    y: Sequence[str]
+    y: str
     line: str
     title: str = ""
     x_label: str = ""
@@ -84,25 +82,21 @@ def _names(panels: Sequence[Panel]) -> list[str]:
     """The names of all lines, so that one has the same colour in every panel."""
     names: dict[str, None] = {}
     for panel in panels:
-        for row, quantity in itertools.product(panel.rows, panel.y):
-            names[_name(panel, row, quantity)] = None
+        names |= dict.fromkeys(_name(panel, row) for row in panel.rows)
     return [name for name in names if name != LOWER_BOUND]
 
 
-def _name(panel: Panel, row: MeasuredRow, quantity: str) -> str:
-    parts = []
+def _name(panel: Panel, row: MeasuredRow) -> str:
     if panel.line:
-        parts.append(label(row.cell[panel.line]))
-    if len(panel.y) > 1 or not panel.line:
-        parts.append(quantity)
-    return ", ".join(parts)
+        return label(row.cell[panel.line])
+    return panel.y
 
 
 def _draw_panel(axes: Axes, panel: Panel, names: Sequence[str]) -> None:
-    lines: dict[tuple[str, str], list[MeasuredRow]] = {}
-    for row, quantity in itertools.product(panel.rows, panel.y):
-        lines.setdefault((_name(panel, row, quantity), quantity), []).append(row)
-    for (name, quantity), rows in lines.items():
+    lines: dict[str, list[MeasuredRow]] = {}
+    for row in panel.rows:
+        lines.setdefault(_name(panel, row), []).append(row)
+    for name, rows in lines.items():
         rows.sort(key=lambda row: row.number(panel.x))
         looks: dict[str, Any] = {"color": GREY, "linestyle": "--", "linewidth": 1.2}
         if name != LOWER_BOUND:
@@ -110,20 +104,20 @@ def _draw_panel(axes: Axes, panel: Panel, names: Sequence[str]) -> None:
             colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
             looks = {"color": colour, "marker": marker, "markersize": 5}
         x = [row.number(panel.x) for row in rows]
-        spreads = [row.measured[quantity] for row in rows]
+        spreads = [row.measured[panel.y] for row in rows]
         low, high = [spread.min for spread in spreads], [spread.max for spread in spreads]
         axes.fill_between(x, low, high, color=looks["color"], alpha=0.2, linewidth=0)
         axes.plot(x, [spread.median for spread in spreads], label=name, **looks)
         for row in rows:
-            _annotate(axes, panel, row, quantity, looks["color"])
+            _annotate(axes, panel, row, looks["color"])
     _finish(axes, panel)
 
 
-def _annotate(axes: Axes, panel: Panel, row: MeasuredRow, quantity: str, colour: str) -> None:
+def _annotate(axes: Axes, panel: Panel, row: MeasuredRow, colour: str) -> None:
     ratio = row.measured.get(panel.note)
     if ratio is None or ratio.median < 1.5:
         return
-    point = row.number(panel.x), row.median(quantity)
+    point = row.number(panel.x), row.median(panel.y)
     text = f"{ratio.median:.1f}x"
     if ratio.median >= 9.5:
         text = f"{ratio.median:.0f}x"
@@ -144,6 +138,6 @@ def _finish(axes: Axes, panel: Panel) -> None:
         axes.set_ylim(bottom=0)
     axes.set_title(panel.title, loc="left", fontsize=11)
     axes.set_xlabel(panel.x_label or panel.x)
-    axes.set_ylabel(panel.y_label or ", ".join(panel.y))
+    axes.set_ylabel(panel.y_label or panel.y)
     axes.grid(linewidth=0.4, alpha=0.6)
     axes.set_axisbelow(True)

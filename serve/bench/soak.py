@@ -146,10 +146,8 @@ class SoakBench(Benchmark[WindowCell]):
 
     def panels(self, report: GridReport) -> list[Panel]:
         rows = [row for row in report.rows if "check_ms" in row.measured]
-        panels = [
-            Panel(rows, "window", ("check_ms",), "", y_label="ms to the answer", is_log=False)
-        ]
+        panels = [Panel(rows, "window", "check_ms", "", y_label="ms to the answer", is_log=False)]
         if not rows:
             panels = []
-        memory = Panel(report.rows, "window", ("memory_mib",), "", y_label="MiB", is_log=False)
+        memory = Panel(report.rows, "window", "memory_mib", "", y_label="MiB", is_log=False)
         return [*panels, memory]

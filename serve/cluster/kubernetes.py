@@ -87,12 +87,8 @@ class ApplicationArguments(Strict):
             return size
         if size.is_fixed:
             remedy = "Give replicas a range such as 1-4, or leave scale_down out"
-            raise GuardError(
-                "scale_down needs a range of replicas",
-                where="args of the application",
-                got=f"replicas: {self.replicas}",
-                remedy=remedy,
-            )
+            problem, where = "scale_down needs a range of replicas", "args of the application"
+            raise GuardError(problem, where=where, got=f"replicas: {self.replicas}", remedy=remedy)
         return size.scaled_down_after(self.scale_down)
 
 

@@ -175,26 +175,6 @@ def _lost(error: BaseException) -> ReplicaLost:
 
 
 @contextlib.contextmanager
-def ray_replicas(
-    size: ReplicaRange,
-    start_app: StartApp,
-    shards: Sequence[Snapshots],
-    scratch: Path,
-    timeout_s: float = TIMEOUT_S,
-) -> Iterator[list[RayPool]]:
-    """`deployed_replicas` on a Ray of this process's own, on this machine, which ends with the
-    context.
-
-    `scratch` is a folder for Ray's own files, with a short path.
-    """
-    with (
-        serve_on_ray(size.high * len(shards), scratch),
-        deployed_replicas(size, start_app, shards, timeout_s) as pools,
-    ):
-        yield pools
-
-
-@contextlib.contextmanager
 def deployed_replicas(
     size: ReplicaRange,
     start_app: StartApp,
@@ -282,7 +262,10 @@ def actor_options(processes: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def serve_on_ray(processes: int, scratch: Path) -> Iterator[None]:
-    """A Ray of this process's own, for so many replicas at most."""
+    """A Ray of this process's own, for so many replicas at most, which ends with the context.
+
+    `scratch` is a folder for Ray's own files, with a short path.
+    """
     environment = {
         "RAY_worker_niceness": "0",  # Ray puts its workers behind whatever else runs
         "OMP_NUM_THREADS": str(max(1, len(usable_cores()) // processes)),

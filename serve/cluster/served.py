@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -70,7 +69,14 @@ class ServedOptions:
         Raises GuardError if it does not start.
         """
         log_into(self.log)
-        engine = GuardEngines(functools.partial(_start, self.parts, folders))
+
+        def start(last: Mapping[str, Path] | None) -> list[GuardEngine]:
+            """Start the engines on what was served last, at first on `folders`."""
+            if last is None:
+                return start_warm(self.parts, folders)
+            return start_warm(self.parts, last)
+
+        engine = GuardEngines(start)
         app = create_app(
             engine,
             self.timeout_s,
@@ -79,10 +85,3 @@ class ServedOptions:
             observers=open_observers(self.audit_log, self.traces),
         )
         return ServedApp(app, engine.close)
-
-
-def _start(
-    parts: Sequence[ServedPart], folders: Mapping[str, Path], last: Mapping[str, Path] | None
-) -> list[GuardEngine]:
-    """The engines, by the folders that were served `last`, or at first by `folders`."""
-    return start_warm(parts, folders if last is None else last)

@@ -41,7 +41,7 @@ def running_cluster(
     start.
     """
     try:
-        from serve.cluster.ray_pool import ray_replicas  # which nothing else needs
+        from serve.cluster import ray_pool  # which nothing else needs
     except ImportError as error:
         raise GuardError(
             f"replicas need Ray: {error}",
@@ -60,9 +60,11 @@ def running_cluster(
         pipe = scratch / "log"
         until_ended.enter_context(relayed(pipe))
         replica_options = replace(options.for_replicas(shards), log=pipe)
-        pools = until_ended.enter_context(
-            ray_replicas(size, replica_options, shard_snapshots, scratch, options.timeout_s)
+        until_ended.enter_context(ray_pool.serve_on_ray(size.high * shards, scratch))
+        deployed = ray_pool.deployed_replicas(
+            size, replica_options, shard_snapshots, options.timeout_s
         )
+        pools = until_ended.enter_context(deployed)
         yield app_in_front(
             pools,
             shard_snapshots,

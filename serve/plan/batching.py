@@ -17,6 +17,7 @@ from vllm_alora.weights.slots import Heat
 
 from serve.engine.dispatch import QUANTUM_STEPS
 from serve.engine.plan import FairQueue
+from serve.engine.thread.engine_thread import MAX_OPEN
 from serve.plan.device import StepWork
 
 # vLLM's defaults, for recipes whose `engine` does not set them.
@@ -39,7 +40,7 @@ class ReplicaSizes:
     adapters: int = 0
     host_adapters: int = 0
     scaffold_tokens: int = 0  # that all conversations begin with
-    max_open: int | None = None
+    max_open: int = MAX_OPEN
 
 
 @dataclass
@@ -105,20 +106,15 @@ class StepScheduler:
     def next_step(self) -> ScheduledStep:
         """Take as much waiting work as a step holds."""
         step = ScheduledStep()
-        begun, self._begun = self._begun, []
-        for group in begun:
+        for group in self._begun:
             self._take(group, step)
-            if group.rules:
-                self._begun.append(group)
         while self._waiting and self._room(step) > 0:
-            entry = heapq.heappop(self._waiting)
-            group, before = entry[2], step.work.sequences
-            self._take(group, step)
-            if step.work.sequences == before:  # nothing more fits
-                heapq.heappush(self._waiting, entry)
+            _, _, group = self._waiting[0]
+            if not self._take(group, step):
                 break
-            if group.rules:
-                self._begun.append(group)
+            heapq.heappop(self._waiting)
+            self._begun.append(group)
+        self._begun = [group for group in self._begun if group.rules]
         return step
 
     def _room(self, step: ScheduledStep) -> int:
@@ -126,17 +122,17 @@ class StepScheduler:
             return 0
         return self._sizes.step_tokens - step.work.tokens
 
-    def _take(self, group: WaitingRules, step: ScheduledStep) -> None:
-        """Put as many of the group's rules into the step as fit."""
-        answered = 0
+    def _take(self, group: WaitingRules, step: ScheduledStep) -> bool:
+        """Put as many of the group's rules into the step as fit. Returns whether any work did."""
+        before, waiting = step.work.sequences, len(group.rules)
         while group.rules and self._has_place(group.rules[0], step):
             if not self._compute(group, step):
                 break
-            answered += 1
-        if answered:
+        if answered := waiting - len(group.rules):
             step.answered.append((group.check, answered))
             if not group.rules:
                 self._virtual_time += group.virtual_tokens
+        return step.work.sequences > before
 
     def _has_place(self, rule: int, step: ScheduledStep) -> bool:
         if self._room(step) <= 0:

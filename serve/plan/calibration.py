@@ -52,19 +52,6 @@ class FittedCost(Strict):
     wake_ms: float = 0.0
     error: float = 0.0
 
-    @property
-    def table_row(self) -> dict[str, tuple[float, str]]:
-        """The coefficients as tables show them."""
-        return {
-            "step": (self.step["steps"], "ms"),
-            "1,000 tokens": (1000 * self.step["tokens"], "ms"),
-            "M pairs": (1e6 * self.step["pairs"], "ms"),
-            "a rule": (self.step["sequences"], "ms"),
-            "swap-in": (self.swap_in_ms, "ms"),
-            "disk": (self.load_ms, "ms"),
-            "wake": (self.wake_ms, "ms"),
-        }
-
     def step_ms(self, work: StepWork) -> float:
         computed = sum(self.step[name] * float(getattr(work, name)) for name in FEATURES)
         return computed + work.swap_ins * self.swap_in_ms + work.loads * self.load_ms
@@ -74,29 +61,19 @@ class FittedCost(Strict):
         return check_ms + token_ms * tokens + rule_ms * rules
 
 
-class EngineSizes(Strict):
-    """The sizes of the measured engine. `suffix_tokens`: what a rule adds.
+class DeviceCalibration(Strict):
+    """Everything in `runs/calibration.json`. `suffix_tokens`: what a rule adds.
 
     `scaffold_tokens`: the length of the whole blocks that every conversation's prompt begins with.
     """
-
-    step_tokens: int
-    max_sequences: int
-    block_size: int
-    cache_tokens: int
-    scaffold_tokens: int
-    suffix_tokens: int
-
-
-class DeviceCalibration(Strict):
-    """Everything in `runs/calibration.json`."""
 
     commit: str
     hardware: str
     versions: dict[str, str]
     model: str
     peak_memory_mib: float
-    engine: EngineSizes
+    scaffold_tokens: int
+    suffix_tokens: int
     methods: dict[str, FittedCost]
     bursts: tuple[BurstRow, ...]
 

@@ -16,7 +16,6 @@ from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, ServingMemory, load_recipe
 from serve.engine.backends.arguments import GIB, Sizes, shared_out
-from serve.engine.thread.engine_thread import MAX_OPEN
 from serve.plan.batching import MAX_SEQUENCES, STEP_TOKENS, ReplicaSizes
 from serve.plan.calibration import COMMAND, DeviceCalibration, FittedCost, load_calibration
 from serve.plan.device import (
@@ -81,15 +80,22 @@ def deploy(plan: Plan, runs: Path) -> Deployment:
 def _measured(
     plan: Plan, recipe: Recipe, shape: DecoderShape, calibration: DeviceCalibration
 ) -> Deployment:
-    _refuse_what_was_not_measured(plan, recipe, calibration)
+    if calibration.model != plan.model:
+        problem = "the calibration is of another model"
+        remedy = f"Run `{COMMAND} MODEL={plan.model}`"
+        raise GuardError(problem, got=calibration.model, remedy=remedy)
+    suffix = calibration.suffix_tokens
+    if plan.suffix_tokens not in (None, suffix):
+        problem = "the calibration measured rules with another suffix"
+        remedy = f"Leave suffix_tokens out: it is {suffix}"
+        raise GuardError(problem, got=plan.suffix_tokens, remedy=remedy)
     if plan.price_an_hour is None:
         remedy = "State `price_an_hour` in the plan"
         raise GuardError("what this machine costs is not known", got=plan.name, remedy=remedy)
-    suffix, scaffold = calibration.engine.suffix_tokens, calibration.engine.scaffold_tokens
     methods = []
-    for name in plan.methods:
-        bytes_of = _bytes_of(plan, recipe, shape, name, None)
-        sizes = _replica_sizes(plan, recipe, bytes_of, None, scaffold)
+    for name in sorted(recipe.adapter_methods):
+        bytes_of = _bytes_of(recipe, shape, name, None)
+        sizes = _replica_sizes(plan, recipe, bytes_of, None, calibration.scaffold_tokens)
         methods.append(PlannedMethod(name, calibration.cost(name), suffix, sizes, bytes_of))
     source = f"{COMMAND}, commit {calibration.commit}"
     price = plan.price_an_hour, plan.price_source
@@ -99,38 +105,17 @@ def _measured(
 def _computed(plan: Plan, recipe: Recipe, shape: DecoderShape, device: Device) -> Deployment:
     suffix = plan.suffix_tokens or _suffix_tokens(recipe)
     methods = []
-    for name in plan.methods:
-        rank = plan.rank or adapter_rank(recipe, name)
-        weights = sum(shape.adapter_tensors(rank, adapter_targets(recipe, name)))
-        cost = ComputedCost(device, shape, BYTES[recipe.dtype], weights)
-        bytes_of = _bytes_of(plan, recipe, shape, name, device)
+    for name in sorted(recipe.adapter_methods):
+        tensors = shape.adapter_tensors(adapter_rank(recipe, name), adapter_targets(recipe, name))
+        cost = ComputedCost(device, shape, BYTES[recipe.dtype], sum(tensors))
+        bytes_of = _bytes_of(recipe, shape, name, device)
         sizes = _replica_sizes(plan, recipe, bytes_of, device, 0)
         methods.append(PlannedMethod(name, cost, suffix, sizes, bytes_of))
-    source = f"recipes/devices/{plan.device}.yaml: {device.source}"
+    source = f"recipes/devices/{plan.device}.yaml: {device.source}; host: {device.host_source}"
     price = device.price_an_hour, device.price_source
     if plan.price_an_hour is not None:
         price = plan.price_an_hour, plan.price_source
     return Deployment(tuple(methods), device.name, source, *price, device=device)
-
-
-def _refuse_what_was_not_measured(
-    plan: Plan, recipe: Recipe, calibration: DeviceCalibration
-) -> None:
-    if calibration.model != plan.model:
-        problem = "the calibration is of another model"
-        remedy = f"Run `{COMMAND} MODEL={plan.model}`"
-        raise GuardError(problem, got=calibration.model, remedy=remedy)
-    suffix = calibration.engine.suffix_tokens
-    if plan.suffix_tokens not in (None, suffix):
-        problem = "the calibration measured rules with another suffix"
-        remedy = f"Leave suffix_tokens out: it is {suffix}"
-        raise GuardError(problem, got=plan.suffix_tokens, remedy=remedy)
-    for name in plan.methods:
-        rank = adapter_rank(recipe, name)
-        if plan.rank not in (None, rank):
-            problem = "the calibration measured adapters of another rank"
-            remedy = f"Leave rank out: it is {rank} by {METHODS[name].label}"
-            raise GuardError(problem, got=plan.rank, remedy=remedy)
 
 
 def _suffix_tokens(recipe: Recipe) -> int:
@@ -143,13 +128,10 @@ def _suffix_tokens(recipe: Recipe) -> int:
     return len(PromptBuilder.of(recipe).suffix_ids(text))
 
 
-def _bytes_of(
-    plan: Plan, recipe: Recipe, shape: DecoderShape, method: str, device: Device | None
-) -> Sizes:
+def _bytes_of(recipe: Recipe, shape: DecoderShape, method: str, device: Device | None) -> Sizes:
     width = BYTES[recipe.serving_dtype if device is None else recipe.dtype]
     # A slot has room for the largest rank, whatever the adapter's own rank is.
-    slot_rank = max(plan.rank or adapter_rank(recipe, method), recipe.max_rank)
-    tensors = shape.adapter_tensors(slot_rank, adapter_targets(recipe, method))
+    tensors = shape.adapter_tensors(recipe.max_rank, adapter_targets(recipe, method))
     is_pinned = device is not None or installed_device() == "cuda"
     return sizes_by_shape(shape, tensors, width, is_pinned=is_pinned)
 
@@ -179,16 +161,12 @@ def _replica_sizes(
 ) -> ReplicaSizes:
     """What a replica has room for, with its memory split as the engine splits it."""
     adapters, engine = plan.traffic.rules, recipe.engine
-    host_gib = plan.host_gib
-    if plan.host_gib is None:
-        host_gib = recipe.serving_memory.host_gib
-    shared = shared_out(
-        ServingMemory(device_gib=_memory_left(plan, recipe, bytes_of, device), host_gib=host_gib),
-        bytes_of,
-        adapters,
-        recipe.context_tokens,
-        plan.slots or engine.get("max_loras"),
+    memory = ServingMemory(
+        device_gib=_memory_left(plan, recipe, bytes_of, device),
+        host_gib=plan.host_gib or recipe.serving_memory.host_gib,
     )
+    stated_slots = plan.slots or engine.get("max_loras")
+    shared = shared_out(memory, bytes_of, adapters, recipe.context_tokens, stated_slots)
     slots = shared["max_loras"]
     return ReplicaSizes(
         step_tokens=engine.get("max_num_batched_tokens", STEP_TOKENS),
@@ -199,24 +177,21 @@ def _replica_sizes(
         adapters=adapters,
         host_adapters=min(adapters, max(shared.get("max_cpu_loras", adapters), slots)),
         scaffold_tokens=scaffold_tokens,
-        max_open=MAX_OPEN,
     )
 
 
 def _memory_left(plan: Plan, recipe: Recipe, bytes_of: Sizes, device: Device | None) -> float:
     """The GiB beside the base's weights and a named device's workspace."""
-    total_gib, workspace_gib = plan.memory_gib, 0.0
+    total_gib, taken_gib = plan.memory_gib, bytes_of.weights / GIB
     if device is not None:
-        total_gib, workspace_gib = total_gib or device.memory_gib, device.workspace_gib
-    if total_gib is None:
-        device_gib = recipe.serving_memory.device_gib
-        if device_gib is None:
+        total_gib, taken_gib = total_gib or device.memory_gib, taken_gib + device.workspace_gib
+    elif total_gib is None:
+        if recipe.serving_memory.device_gib is None:
             remedy = "State `memory_gib` in the plan"
             raise GuardError("how much memory serving may take is not known", remedy=remedy)
-        return device_gib
-    left = total_gib - bytes_of.weights / GIB - workspace_gib
-    if left <= 0:
-        remedy = f"It needs {total_gib - left:.1f} GiB and room for conversations"
+        return recipe.serving_memory.device_gib
+    if total_gib <= taken_gib:
+        remedy = f"It needs {taken_gib:.1f} GiB and room for conversations"
         got = f"{total_gib} GiB"
         raise GuardError("the base does not fit into the device's memory", got=got, remedy=remedy)
-    return left
+    return total_gib - taken_gib

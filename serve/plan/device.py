@@ -9,7 +9,7 @@ device does not hide it. Knows nothing of queues.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -159,12 +159,26 @@ class StepWork:
             setattr(self, name, getattr(self, name) + getattr(addend, name))
 
 
+SHOWN = {
+    "step": StepWork(steps=1),
+    "1,000 tokens": StepWork(tokens=1000),
+    "M pairs": StepWork(pairs=1e6),
+    "a rule": StepWork(sequences=1),
+    "swap-in": StepWork(swap_ins=1),
+    "disk": StepWork(loads=1),
+}
+
+
+def shown_ms(step_ms: Callable[[StepWork], float]) -> dict[str, float]:
+    """The times of the pieces of a step that tables show."""
+    return {name: step_ms(work) for name, work in SHOWN.items()}
+
+
 class Device(Finite):
     """The content of `recipes/devices/<name>.yaml`. Each `source` says where its figures are from.
 
     `compute_share`, `memory_share`: the assumed shares of the peaks that a step reaches.
-    `reads_shared_once`: whether rules read their conversation's keys and values once a step, as our
-    CPU kernels do, or once a rule. `host_…`: the time that Python takes beside the model.
+    `host_…`: the time that Python takes beside the model.
     `host_to_device_gb_s`, `disk_gb_s`: how fast an adapter is copied, and read from disk.
     """
 
@@ -176,7 +190,6 @@ class Device(Finite):
     workspace_gib: float = Field(default=3.0, ge=0)
     compute_share: float = Field(default=0.5, gt=0, le=1)
     memory_share: float = Field(default=0.7, gt=0, le=1)
-    reads_shared_once: bool = False
     host_step_ms: float = Field(ge=0)
     host_rule_ms: float = Field(ge=0)
     host_check_ms: float = Field(default=0.4, ge=0)
@@ -216,10 +229,12 @@ class ComputedCost:
         return flops / (self.device.peak_tflops * TERA * self.device.compute_share)
 
     def memory_s(self, work: StepWork) -> float:
-        """The time to read the base's weights, each rule's adapter, and earlier keys and values."""
+        """The time to read the base's weights, each rule's adapter, and earlier keys and values.
+
+        vLLM has no cascade attention there: each rule reads the conversation's keys and values.
+        """
         numbers = work.steps * self.shape.weights + work.sequences * self.adapter_weights
-        if not self.device.reads_shared_once:
-            numbers += work.reads * self.shape.key_value_width
+        numbers += work.reads * self.shape.key_value_width
         bandwidth = self.device.memory_gb_s * GIGA * self.device.memory_share
         return numbers * self.width / bandwidth
 
@@ -232,15 +247,3 @@ class ComputedCost:
     def submit_ms(self, tokens: int, rules: int) -> float:
         """The time to put a check into the engine, without its rules: see `host_rule_ms`."""
         return self.device.host_check_ms + self.device.host_token_us * tokens / 1000
-
-    @property
-    def table_row(self) -> dict[str, tuple[float, str]]:
-        """The coefficients as tables show them."""
-        return {
-            "step": (self.device.host_step_ms, "ms"),
-            "1,000 tokens": (1000 * self.compute_s(StepWork(tokens=1000)), "ms"),
-            "M pairs": (1000 * self.compute_s(StepWork(pairs=1e6)), "ms"),
-            "a rule": (self.device.host_rule_ms, "ms"),
-            "swap-in": (1000 * self.swap_s(StepWork(swap_ins=1)), "ms"),
-            "disk": (1000 * self.swap_s(StepWork(loads=1)), "ms"),
-        }

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from guard.errors import GuardError, choose_from
+from guard.errors import GuardError
 from guard.files.yaml_file import load, validate
 from guard.home import HOME, own_or_shipped
-from guard.method import METHODS
 from serve.plan.device import DecoderShape, Finite
 
 PLANS = HOME / "recipes" / "plans"
@@ -73,13 +72,11 @@ class Plan(Finite):
     name: str
     model: str = "tiny"
     device: str = HERE
-    methods: tuple[str, ...] = ("alora", "lora")
     traffic: PlannedTraffic = PlannedTraffic()
     p95_ms: float = Field(default=500.0, gt=0)
     most_busy: float = Field(default=0.85, gt=0, lt=1)
     price_an_hour: float | None = Field(default=None, gt=0)
     price_source: str = "given"
-    rank: int | None = Field(default=None, ge=1)
     suffix_tokens: int | None = Field(default=None, ge=1)
     memory_gib: float | None = Field(default=None, gt=0)
     host_gib: float | None = Field(default=None, gt=0)
@@ -88,15 +85,6 @@ class Plan(Finite):
     judge: JudgePricing | None = None
     checks: int = Field(default=2000, ge=50, le=MOST_CHECKS)  # simulated at each rate
     seed: int = Field(default=0, ge=0)
-
-    @field_validator("methods")
-    @classmethod
-    def _are_adapters(cls, methods: tuple[str, ...]) -> tuple[str, ...]:
-        for name in methods:
-            if name not in METHODS or not METHODS[name].is_adapter:
-                adapters = [method for method in METHODS if METHODS[method].is_adapter]
-                raise ValueError(f"no adapter method '{name}'. {choose_from(name, adapters)}")
-        return methods
 
 
 def load_plan(name: str, options: Mapping[str, Any]) -> Plan:

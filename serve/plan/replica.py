@@ -19,7 +19,7 @@ from serve.plan.device import StepWork
 from serve.plan.traffic import CheckArrival, TrafficSource
 
 
-@dataclass
+@dataclass(frozen=True)
 class Replay:
     """What became of the counted arrivals, in their order; times in seconds.
 
@@ -34,12 +34,22 @@ class Replay:
     cached_tokens: int
     prompt_tokens: int
 
-    def percentile_ms(self, percent: float) -> float:
-        return float(np.percentile(self.latencies_s, percent)) * 1000
+    @property
+    def p50_ms(self) -> float:
+        return float(np.percentile(self.latencies_s, 50)) * 1000
+
+    @property
+    def p95_ms(self) -> float:
+        return float(np.percentile(self.latencies_s, 95)) * 1000
 
     @property
     def per_second(self) -> float:
         return len(self.latencies_s) / self.wall_s
+
+    @property
+    def utilisation(self) -> float:
+        """The share of its time that the replica is at work."""
+        return self.busy_s / self.wall_s
 
     @property
     def hit_rate(self) -> float:
@@ -121,7 +131,7 @@ class ReplicaSimulation:
     def _may_submit(self, arrivals: Sequence[CheckArrival], number: int, now: float) -> bool:
         if number == len(arrivals) or arrivals[number].due_s > now:
             return False
-        return self._sizes.max_open is None or len(self._left) < self._sizes.max_open
+        return len(self._left) < self._sizes.max_open
 
     def _submit(self, number: int, arrival: CheckArrival) -> float:
         """Queue the check. Returns the seconds that this takes."""
@@ -157,51 +167,28 @@ LOWEST_SHARE = 0.02  # of the rate of saturation: then a replica is nearly idle
 
 
 @dataclass(frozen=True)
-class RatePoint:
-    """A replica's figures at a rate, without the checks that fill its cache."""
-
-    rate: float
-    p50_ms: float
-    p95_ms: float
-    utilisation: float  # the share of its time that it is at work
-    hit_rate: float
-    swap_ins: float  # a check
-    loads: float  # a check
-
-
-@dataclass(frozen=True)
 class Capacity:
     """A replica's limits.
 
-    `within_target`: its figures at the greatest rate that keeps the p95 target, None if no rate
-    does. `lone`: its figures when it is nearly idle.
+    `rate`: the greatest that keeps the p95 target, and `within_target` what is answered at it; None
+    if no rate does. `lone`: what is answered when it is nearly idle.
     """
 
     saturation_per_second: float
-    lone: RatePoint
-    within_target: RatePoint | None
+    lone: Replay
+    rate: float | None = None
+    within_target: Replay | None = None
 
     def replicas(self, rate: float) -> int | None:
         """How many replicas answer `rate` checks a second within the target; None: no number."""
-        if self.within_target is None:
+        if self.rate is None:
             return None
-        return math.ceil(rate / self.within_target.rate - 1e-9)
+        return math.ceil(rate / self.rate - 1e-9)
 
 
-def at_rate(method: PlannedMethod, traffic: TrafficSource, rate: float) -> RatePoint:
-    """A replica's figures at a rate."""
+def at_rate(method: PlannedMethod, traffic: TrafficSource, rate: float) -> Replay:
     drawn = traffic.at(rate)
-    result = ReplicaSimulation(method).run(drawn.arrivals, drawn.warm_up)
-    checks = len(result.latencies_s)
-    return RatePoint(
-        rate=rate,
-        p50_ms=result.percentile_ms(50),
-        p95_ms=result.percentile_ms(95),
-        utilisation=result.busy_s / result.wall_s,
-        hit_rate=result.hit_rate,
-        swap_ins=result.work.swap_ins / checks,
-        loads=result.work.loads / checks,
-    )
+    return ReplicaSimulation(method).run(drawn.arrivals, drawn.warm_up)
 
 
 def saturation(method: PlannedMethod, traffic: TrafficSource) -> float:
@@ -220,28 +207,23 @@ def saturation(method: PlannedMethod, traffic: TrafficSource) -> float:
 def capacity(
     method: PlannedMethod, traffic: TrafficSource, p95_ms: float, most_busy: float
 ) -> Capacity:
-    """Find a replica's limits: within the target, and at most `most_busy` of saturation."""
-    most = saturation(method, traffic)
-    lone = at_rate(method, traffic, LOWEST_SHARE * most)
-    within = None
-    if lone.p95_ms <= p95_ms:
-        within = _greatest_rate(method, traffic, p95_ms, lone, most_busy * most)
-    return Capacity(most, lone, within)
+    """Find a replica's limits: within the target, and at most `most_busy` of saturation.
 
-
-def _greatest_rate(
-    method: PlannedMethod, traffic: TrafficSource, p95_ms: float, lone: RatePoint, most: float
-) -> RatePoint:
-    """The figures at the greatest rate within the target, at most `most`: found by bisection."""
-    best, low, high = lone, lone.rate, most
-    rate = most
+    The greatest rate is found by bisection.
+    """
+    saturated = saturation(method, traffic)
+    low, high = LOWEST_SHARE * saturated, most_busy * saturated
+    lone = best = at_rate(method, traffic, low)
+    if lone.p95_ms > p95_ms:
+        return Capacity(saturated, lone)
+    rate = high
     for _ in range(1 + BISECTIONS):
-        point = at_rate(method, traffic, rate)
-        if point.p95_ms > p95_ms:
+        replay = at_rate(method, traffic, rate)
+        if replay.p95_ms > p95_ms:
             high = rate
-        elif rate == most:
-            return point
         else:
-            best, low = point, rate
+            best, low = replay, rate
+        if low == high:
+            break
         rate = (low + high) / 2
-    return best
+    return Capacity(saturated, lone, low, best)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from guard.files.yaml_file import Strict
 from guard.machine.provenance import provenance
 from serve.engine.backends.arguments import GIB
 from serve.plan.deployment import Deployment, PlannedMethod, deploy
+from serve.plan.device import shown_ms
 from serve.plan.plan_file import JudgePricing, Plan
 from serve.plan.replica import Capacity, capacity
 from serve.plan.traffic import TrafficSource, read_trace, trace_rate
@@ -26,13 +27,7 @@ SIMULATED = "simulated from the coefficients"
 COUNTED = "counted from the base's shape and the recipe"
 MILLION = 1e6
 SECONDS_AN_HOUR = 3600
-Basis = Literal["measured here", "measured elsewhere", "computed", "given"]
-MARKS: dict[Basis, str] = {
-    "measured here": "m",
-    "measured elsewhere": "e",
-    "computed": "c",
-    "given": "g",
-}
+Basis = Literal["measured here", "computed", "given"]
 
 
 class Figure(Strict):
@@ -49,7 +44,7 @@ class Figure(Strict):
         number = f"{self.value:.3g}"
         if abs(self.value) >= 100:
             number = f"{self.value:,.0f}"
-        return f"{number} {MARKS[self.basis]}"
+        return f"{number} {self.basis[0]}"
 
 
 class Section(Strict):
@@ -99,7 +94,7 @@ class PlanReport(Strict):
         lines = [f"{self.name}: {self.model} on {self.hardware}", ""]
         for section in self.sections:
             lines += [section.text, ""]
-        marks = ", ".join(f"{mark} {basis}" for basis, mark in MARKS.items())
+        marks = ", ".join(f"{basis[0]} {basis}" for basis in get_args(Basis))
         lines += textwrap.wrap(f"{marks}. Coefficients: {self.source}.", COLUMNS)
         return "\n".join(lines)
 
@@ -109,12 +104,11 @@ Outcomes = Sequence[tuple[PlannedMethod, Capacity]]
 
 def build(plan: Plan, runs: Path) -> PlanReport:
     """Work out the plan. Raises GuardError where the plan is not possible."""
-    plan, source, left_out = planned_traffic(plan, runs)
+    plan, source = planned_traffic(plan, runs)
     deployment = deploy(plan, runs)
     outcomes = []
     for method in deployment.methods:
-        limits = capacity(method, source, plan.p95_ms, plan.most_busy)
-        outcomes.append((method, limits))
+        outcomes.append((method, capacity(method, source, plan.p95_ms, plan.most_busy)))
     return PlanReport(
         name=plan.name,
         commit=provenance()["commit"],
@@ -127,26 +121,23 @@ def build(plan: Plan, runs: Path) -> PlanReport:
             _step_section(deployment),
             _memory_section(deployment),
             _replica_section(outcomes),
-            _cost_section(plan, deployment, source, left_out, outcomes),
+            _cost_section(plan, deployment, source, outcomes),
         ),
     )
 
 
-def planned_traffic(plan: Plan, runs: Path) -> tuple[Plan, TrafficSource, int]:
-    """The plan, with the rules and the rate of its trace if it has one, and its traffic.
-
-    Also how many lines of the trace were left out.
-    """
+def planned_traffic(plan: Plan, runs: Path) -> tuple[Plan, TrafficSource]:
+    """The plan, with the rules and the rate of its trace if it has one, and its traffic."""
     if plan.traffic.trace is None:
-        return plan, TrafficSource(plan.traffic, plan.checks, plan.seed), 0
+        return plan, TrafficSource(plan.traffic, plan.checks, plan.seed)
     suffix = plan.suffix_tokens or deploy(plan, runs).methods[0].suffix_tokens
     trace = read_trace(Path(plan.traffic.trace), suffix)
     replaced: dict[str, float] = {"rules": max(len(trace.rules), plan.traffic.rules)}
     if "rate" not in plan.traffic.model_fields_set:
         replaced["rate"] = trace_rate(trace.arrivals)
     traffic = plan.traffic.model_copy(update=replaced)
-    source = TrafficSource(traffic, plan.checks, plan.seed, trace.arrivals)
-    return plan.model_copy(update={"traffic": traffic}), source, trace.left_out
+    source = TrafficSource(traffic, plan.checks, plan.seed, trace.arrivals, trace.left_out)
+    return plan.model_copy(update={"traffic": traffic}), source
 
 
 def _figures(
@@ -161,17 +152,17 @@ def _figures(
 
 def _step_section(deployment: Deployment) -> Section:
     rows = {}
-    device = deployment.device
+    basis: Basis = "measured here"
+    if deployment.device is not None:
+        basis = "computed"
     for method in deployment.methods:
-        times = method.cost.table_row
-        if device is None:
-            figures = _figures(times, deployment.source, "measured here")
-        else:
-            figures = _figures(times, deployment.source)
-            of_host = {column: times[column] for column in ("step", "a rule")}
-            figures |= _figures(of_host, device.host_source, "measured elsewhere")
+        times_ms = shown_ms(method.cost.step_ms)
+        if deployment.device is None:
+            times_ms["wake"] = method.cost.wake_ms
+        times = {column: (ms, "ms") for column, ms in times_ms.items()}
         suffix = {"suffix": (float(method.suffix_tokens), "tokens")}
-        rows[method.label] = figures | _figures(suffix, "the recipe's prompt", "given")
+        rows[method.label] = _figures(times, deployment.source, basis)
+        rows[method.label] |= _figures(suffix, "the recipe's prompt", "given")
     note = "step, a rule: what each takes beside its tokens; pairs: a token and one it attends to."
     return Section(title="coefficients", rows=rows, note=note)
 
@@ -203,16 +194,17 @@ def _replica_section(outcomes: Outcomes) -> Section:
             "lone p50": (limits.lone.p50_ms, "ms"),
             "lone p95": (limits.lone.p95_ms, "ms"),
         }
-        point = limits.within_target
-        if point is not None:
+        replay = limits.within_target
+        if replay is not None and limits.rate is not None:
+            checks = len(replay.latencies_s)
             values |= {
-                "within target": (point.rate, "checks/s"),
-                "p50": (point.p50_ms, "ms"),
-                "p95": (point.p95_ms, "ms"),
-                "at work": (100 * point.utilisation, "%"),
-                "cache hits": (100 * point.hit_rate, "% of tokens"),
-                "swap-ins": (point.swap_ins, "a check"),
-                "reads": (point.loads, "a check"),
+                "within target": (limits.rate, "checks/s"),
+                "p50": (replay.p50_ms, "ms"),
+                "p95": (replay.p95_ms, "ms"),
+                "at work": (100 * replay.utilisation, "%"),
+                "cache hits": (100 * replay.hit_rate, "% of tokens"),
+                "swap-ins": (replay.work.swap_ins / checks, "a check"),
+                "reads": (replay.work.loads / checks, "a check"),
             }
         rows[method.label] = _figures(values, SIMULATED)
     note = (
@@ -223,7 +215,7 @@ def _replica_section(outcomes: Outcomes) -> Section:
 
 
 def _cost_section(
-    plan: Plan, deployment: Deployment, source: TrafficSource, left_out: int, outcomes: Outcomes
+    plan: Plan, deployment: Deployment, source: TrafficSource, outcomes: Outcomes
 ) -> Section:
     rate, an_hour = plan.traffic.rate, deployment.price_an_hour
     arrivals = source.at(rate).arrivals
@@ -249,8 +241,8 @@ def _cost_section(
         f"within {plan.p95_ms:g} ms. No replicas: not even a lone check keeps it. always full: "
         "replicas that are never idle, whatever the latency. What is cheaper may judge worse."
     )
-    if left_out:
-        note += f" {left_out} lines of the trace have no verdict and were left out."
+    if source.left_out:
+        note += f" {source.left_out} lines of the trace have no verdict and were left out."
     return Section(title="cost", rows=rows, note=note)
 
 

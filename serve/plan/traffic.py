@@ -24,7 +24,9 @@ from guard.files.text_file import read_text
 from guard.files.yaml_file import Strict, validate
 from serve.plan.plan_file import PlannedTraffic
 
-STILL_OPEN = 0.01  # share of the conversations that do not end within the warm-up
+# A conversation of several turns lasts exponentially long, `turns * think_s` in the mean: the sum
+# of geometrically many exponential pauses is exponential. 99 % end within so many times the mean.
+WARM_UP_LENGTHS = math.log(100)
 
 
 class CheckArrival(NamedTuple):
@@ -62,6 +64,7 @@ class TrafficSource:
     checks: int
     seed: int
     trace: tuple[CheckArrival, ...] = ()
+    left_out: int = 0  # lines of an audit log without a verdict
 
     def at(self, rate: float) -> DrawnTraffic:
         if not self.trace:
@@ -79,19 +82,6 @@ def trace_rate(trace: tuple[CheckArrival, ...]) -> float:
     return len(trace) / max(trace[-1].due_s, 1e-9)
 
 
-def warm_up_s(turns: float, think_s: float) -> float:
-    """The time within which 99 % of the conversations end, in seconds.
-
-    A share of 1 - 1 / turns of them has a second turn. These last exponentially long, turns *
-    think_s in the mean, because the sum of geometrically many exponential pauses is exponential. So
-    long after the first conversation began, 99 % of the turns of a steady state arrive.
-    """
-    with_several_turns = 1 - 1 / turns
-    if with_several_turns <= STILL_OPEN:
-        return 0.0
-    return turns * think_s * math.log(with_several_turns / STILL_OPEN)
-
-
 def draw_traffic(planned: PlannedTraffic, rate: float, checks: int, seed: int) -> DrawnTraffic:
     """About `checks` checks at `rate` a second, after those that fill the cache.
 
@@ -99,7 +89,9 @@ def draw_traffic(planned: PlannedTraffic, rate: float, checks: int, seed: int) -
     turns is geometric, pauses are exponential, and rules are the same ones at every turn.
     """
     draw = np.random.default_rng(seed)
-    counted_from_s = warm_up_s(planned.turns, planned.think_s)
+    counted_from_s = 0.0
+    if planned.turns > 1:  # in the steady state
+        counted_from_s = WARM_UP_LENGTHS * planned.turns * planned.think_s
     until_s = counted_from_s + checks / rate
     sessions = max(1, draw.poisson(until_s * rate / planned.turns))
     begins_s = np.sort(draw.uniform(0, until_s, sessions))

@@ -1,4 +1,4 @@
-"""The benchmarks of latency, of a decoder and of an encoder, and the crossover of the two."""
+"""The benchmarks of latency, of a decoder and of an encoder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from guard.layout import Runs
 from guard.recipe import MODELS, Recipe, load_recipe
 from serve.bench import encoder, latency
 from serve.bench.__main__ import main
-from serve.bench.encoder import LARGEST_CELL, EncoderBench, EncoderCell, crossover
+from serve.bench.encoder import LARGEST_CELL, EncoderBench, EncoderCell
 from serve.bench.engines import judged
 from serve.bench.harness import Repeat
 from serve.bench.latency import BASE, LatencyBench, LatencyCell, spread_length
@@ -26,7 +26,6 @@ from serve.bench.report import GridReport, table
 from serve.engine import Check, Refusal
 from serve.engine.score import EngineCounters, Score, ScoreRequest
 from tests.serve.bench.small_engine import small_recipe
-from tests.serve.bench.test_report import rows_of
 from tests.serve.bench.toy_bench import bench_on
 from tests.serve.cards import RULE_TEXTS
 from tests.serve.encoder_rules import recipe, save_encoder_head, save_encoder_rule
@@ -240,8 +239,6 @@ def test_every_trained_method_of_both_bases_is_measured_where_it_does_not_read_t
     untrained += [("minilm", "lora"), ("tiny", "lora")]
     assert lines_of() == ["head on minilm", "alora on tiny"]
     assert "left out: no rule is trained by lora" in capsys.readouterr().out
-    of_heads = SimpleNamespace(rows=[SimpleNamespace(cell={"tokens": 120})], find=lambda **_: [])
-    assert bench_on("encoder", tmp_path, recipe=recipe()).notes(of_heads) == []
     untrained.append(("tiny", "alora"))
     assert lines_of() == ["head on minilm"]
     with pytest.raises(GuardError, match="no rule is trained by lora"):
@@ -249,15 +246,3 @@ def test_every_trained_method_of_both_bases_is_measured_where_it_does_not_read_t
     untrained.append(("minilm", "head"))
     with pytest.raises(GuardError, match="no rule is trained by lora"):
         lines_of()
-
-
-def test_the_crossover_lies_where_the_lines_of_log_ms_over_log_rules_meet() -> None:
-    def at(first: tuple[float, ...], second: tuple[float, ...]) -> float | None:
-        # The toy's rows have medians that are one more than what they are made of.
-        of_first = rows_of("a", *[wall_ms - 1 for wall_ms in first])
-        return crossover(of_first, rows_of("b", *[wall_ms - 1 for wall_ms in second]))
-
-    assert at((1, 10, 100), (10, 10, 10)) == pytest.approx(10, rel=0.01)
-    assert at((1, 10, 100), (3.1623, 5, 5)) == pytest.approx(4.21, abs=0.01)
-    assert at((5, 50, 500), (1, 2, 3)) == 1
-    assert at((1, 2, 3), (9, 9, 9)) is None

@@ -83,7 +83,7 @@ class ToyBench(Benchmark[ToyCell]):
         return ["A note."]
 
     def panels(self, report: GridReport) -> list[Panel]:
-        return [Panel(report.rows, "size", ("wall_ms",), "server", title="toys", note="over_fast")]
+        return [Panel(report.rows, "size", "wall_ms", "server", title="toys", note="over_fast")]
 
 
 def toy_bench(runs: Path, *words: str, weights: str = "first") -> ToyBench:

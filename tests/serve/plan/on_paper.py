@@ -11,7 +11,6 @@ from serve.plan.calibration import (
     FEATURES,
     SUBMIT_FEATURES,
     DeviceCalibration,
-    EngineSizes,
     FittedCost,
 )
 from serve.plan.plan_file import Plan
@@ -41,14 +40,14 @@ def linear(*, swap_in_ms: float = 0.0, load_ms: float = 0.0, **step: float) -> F
 
 def calibration(**costs: FittedCost) -> DeviceCalibration:
     """A calibration of the tiny base with these costs by method."""
-    engine = {"step_tokens": 2048, "max_sequences": 512, "block_size": 32, "cache_tokens": 100_000}
     return DeviceCalibration(
         commit="c0ffee",
         hardware="a core of a test",
         versions={},
         model="tiny",
         peak_memory_mib=1.0,
-        engine=EngineSizes(**engine, scaffold_tokens=0, suffix_tokens=3),
+        scaffold_tokens=0,
+        suffix_tokens=3,
         methods=costs,
         bursts=(),
     )

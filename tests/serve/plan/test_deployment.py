@@ -48,7 +48,6 @@ def test_this_machine_is_planned_with_what_was_measured_on_it(tmp_path: Path) ->
     assert isinstance(alora.cost, FittedCost) and alora.suffix_tokens == 3
     assert alora.sizes.step_tokens == 2048 and alora.sizes.max_open == MAX_OPEN
     assert slots_bytes(lora) > slots_bytes(alora)
-    assert deploy(plan(rank=16), tmp_path).methods == deployment.methods, "the recipe's rank"
 
 
 def test_another_device_is_computed_and_never_called_measured(tmp_path: Path) -> None:
@@ -65,16 +64,14 @@ def test_slots_are_as_many_and_as_large_as_the_engine_s(tmp_path: Path) -> None:
     alora, lora = deploy(load_plan("qwen3-4b_h100", {}), tmp_path).methods
     assert alora.sizes.slots == lora.sizes.slots == recipe.engine["max_loras"]
     assert slots_bytes(lora) == slots_bytes(alora), "a slot takes any rank"
-    half = deploy(load_plan("qwen3-4b_h100", {"rank": 16, "slots": 64}), tmp_path).methods[0]
+    half = deploy(load_plan("qwen3-4b_h100", {"slots": 64}), tmp_path).methods[0]
     assert slots_bytes(half) == slots_bytes(alora) / 2
-    twice = deploy(load_plan("qwen3-4b_h100", {"rank": 64, "slots": 64}), tmp_path).methods[0]
-    assert slots_bytes(twice) == slots_bytes(alora)
 
 
 def test_memory_is_split_as_the_engine_splits_it(tmp_path: Path) -> None:
     calibrated(tmp_path)
     recipe = load_recipe("tiny")
-    planned = deploy(plan(slots=7, methods=["alora"]), tmp_path).methods[0]
+    planned = deploy(plan(slots=7), tmp_path).methods[0]
     targets = recipe.settings("alora").lora["target_modules"]
     args = engine_args(recipe, [], {"max_loras": 7, "lora_target_modules": targets})
     assert planned.sizes.slots == args["max_loras"]
@@ -122,7 +119,6 @@ def test_the_host_beside_a_named_device_holds_fewer_adapters_than_their_bytes_sa
         ({"price_an_hour": None}, "State `price_an_hour`"),
         ({"suffix_tokens": 9}, "another suffix.*it is 3"),
         ({"memory_gib": 0.001}, "the base does not fit.*got 0.001 GiB"),
-        ({"rank": 8}, "adapters of another rank.*got 8.*it is 16 by aLoRA"),
         ({"model": "qwen3-4b"}, "State the base's `shape`"),
         ({"model": "qwen3-0.6b", "shape": True}, "calibration is of another model.*got tiny"),
         ({"model": "minilm"}, "no decoder"),
