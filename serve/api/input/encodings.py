@@ -91,10 +91,8 @@ def _coding(headers: Headers) -> str | None:
     if not codings:
         return None
     if len(codings) > 1 or codings[0] not in WINDOW_BITS:
-        got = ", ".join(codings)[:NAMED]
-        raise HTTPException(
-            415, f"{ENCODING}: known are gzip, deflate and identity; got {got!r}", ACCEPTED
-        )
+        problem = f"known are gzip, deflate and identity; got {', '.join(codings)[:NAMED]!r}"
+        raise HTTPException(415, f"{ENCODING}: {problem}", ACCEPTED)
     return codings[0]
 
 
