@@ -70,7 +70,9 @@ def mcnemar_exact_p(correct_a: ArrayLike, correct_b: ArrayLike) -> float:
 
 def standard_deviation(values: Sequence[float]) -> float | None:
     """Sample standard deviation (n - 1) over seeds. None for fewer than two."""
-    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+    if len(values) < 2:
+        return None
+    return float(np.std(values, ddof=1))
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,9 @@ class Trial:
     @property
     def served_seed(self) -> int:
         """Seed 0, whose weights are served, or else the first seed."""
-        return 0 if 0 in self.seeds else self.seeds[0]
+        if 0 in self.seeds:
+            return 0
+        return self.seeds[0]
 
     def by_seed(self, method: str) -> dict[int, Contestant]:
         """The weights of one method by seed; seed 0 alone where the method has no seeds."""

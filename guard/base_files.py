@@ -27,7 +27,6 @@ FileState = tuple[int, int, int, int]
 
 
 def folder_or_hub_id(base: str, home: Path, where: str) -> str:
-    """The local folder or that of a package, if it exists; else the hub id."""
     local = found_path(base, home, where)
     if local.is_dir() or base.startswith(IN_PACKAGE):
         return str(local)
@@ -59,7 +58,6 @@ def hub_commit(path: str, revision: str | None, where: str) -> str | None:
 
 
 def downloaded_base(path: str, commit: str | None, where: str) -> Path:
-    """The folder of a base: `path` itself, or what the hub has at the commit."""
     if commit is None:
         return Path(path)
     from huggingface_hub import snapshot_download
@@ -87,13 +85,10 @@ def folder_digest(folder: Path, where: str) -> str:
             remedy += "complete it, or name another base"
             raise GuardError(f"the base has no {name}", where=where, got=folder, remedy=remedy)
     if not any(folder.glob("*.safetensors")):
-        raise GuardError(
-            "the base has no weights in safetensors, by which it is told from others",
-            where=where,
-            got=folder,
-            remedy="Save it again with transformers' save_pretrained, which writes "
-            "model.safetensors; rules that were trained on it are to be trained again then",
-        )
+        problem = "the base has no weights in safetensors, by which it is told from others"
+        remedy = "Save it again with transformers' save_pretrained, which writes "
+        remedy += "model.safetensors; rules that were trained on it are to be trained again then"
+        raise GuardError(problem, where=where, got=folder, remedy=remedy)
     files: list[tuple[str, FileState]] = []
     for path in sorted(folder.rglob("*")):
         below = path.relative_to(folder)

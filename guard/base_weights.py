@@ -29,11 +29,12 @@ class Tensor:
     def layer(self) -> int | None:
         """The layer that it belongs to, from 0 on; None for the rest of the model."""
         match = _LAYER.match(self.name)
-        return int(match[1]) if match else None
+        if match is None:
+            return None
+        return int(match[1])
 
 
 def tensors_of(folder: Path) -> Iterator[Tensor]:
-    """The tensors of all `*.safetensors` of a folder."""
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -56,8 +57,8 @@ def write_tensors(path: Path, tensors: Sequence[Tensor], progress: Callable[[int
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for tensor in tensors:
-        place = [offset, offset + tensor.size]
-        stated = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": place}
+        span = [offset, offset + tensor.size]
+        stated = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": span}
         header[tensor.name] = stated
         offset += tensor.size
     head = json.dumps(header).encode()

@@ -209,8 +209,12 @@ def read_completion(completion: Any, latency_ms: float) -> Completion:
 
 
 def _count(usage: Any, name: str) -> int | None:
-    tokens = usage.get(name) if isinstance(usage, dict) else None
-    return tokens if type(tokens) is int and tokens >= 0 else None
+    if not isinstance(usage, dict):
+        return None
+    tokens = usage.get(name)
+    if type(tokens) is not int or tokens < 0:
+        return None
+    return tokens
 
 
 def _retry_after_s(response: httpx.Response) -> float | None:
@@ -264,19 +268,19 @@ def endpoint_settings(
 def setting(
     environment: Mapping[str, str], name: str, convert: Callable[[str], Answer], remedy: str
 ) -> Answer | None:
-    text = environment.get(name, "")
+    text = environment.get(name)
+    if not text:
+        return None
     try:
-        return convert(text) if text else None
+        return convert(text)
     except (ValueError, ArgumentTypeError) as error:
         raise GuardError(f"{name} has a bad value: {error}", got=text, remedy=remedy) from error
 
 
 def _check_address(base_url: str, prefix: str) -> None:
     if "@" in base_url:  # the address is printed, and kept in reports
-        raise GuardError(
-            f"{prefix}_BASE_URL holds a user name or a password",
-            remedy=f"Give the key as {prefix}_API_KEY",
-        )
+        problem = f"{prefix}_BASE_URL holds a user name or a password"
+        raise GuardError(problem, remedy=f"Give the key as {prefix}_API_KEY")
     if not base_url.startswith(("http://", "https://")):
         problem = f"{prefix}_BASE_URL must be an http(s) address"
         raise GuardError(problem, got=base_url, remedy="For example https://api.openai.com/v1")
@@ -286,10 +290,8 @@ def _api_key(environment: Mapping[str, str], name: str) -> str:
     """The key without the line end that a file adds; one that no header can carry is not shown."""
     key = environment.get(name, "").strip()
     if not (key.isascii() and key.isprintable()):
-        raise GuardError(
-            f"{name} holds a character that no key has (a line break, or one beyond ASCII)",
-            remedy="Copy the key again, on one line",
-        )
+        problem = f"{name} holds a character that no key has (a line break, or one beyond ASCII)"
+        raise GuardError(problem, remedy="Copy the key again, on one line")
     return key
 
 

@@ -18,16 +18,21 @@ class GuardError(Exception):
         self.where = where
         self.got = got
         self.remedy = remedy
-        line = problem if where is None else f"{where}: {problem}"
+        line = problem
+        if where is not None:
+            line = f"{where}: {problem}"
         if got is not None:
             line += f" (got {got})"
-        super().__init__(f"{line}. {remedy}" if remedy else line)
+        if remedy:
+            line += f". {remedy}"
+        super().__init__(line)
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """A question that names the nearest of the valid `names`; empty where none is near."""
-    nearest = difflib.get_close_matches(name, list(names), n=1)
-    return f"Did you mean '{nearest[0]}'?" if nearest else ""
+    for nearest in difflib.get_close_matches(name, list(names), n=1):
+        return f"Did you mean '{nearest}'?"
+    return ""
 
 
 def choose_from(name: str, names: Iterable[str]) -> str:

@@ -192,7 +192,9 @@ class GgufFile:
 
     def _value(self, key: str, *, of_model: bool = False) -> Any:
         """The metadata under a key, behind the architecture's name if it is `of_model`."""
-        field = self._reader.fields.get(f"{self._model_type}.{key}" if of_model else key)
+        if of_model:
+            key = f"{self._model_type}.{key}"
+        field = self._reader.fields.get(key)
         return None if field is None else field.contents()
 
     def _required(self, key: str, *, of_model: bool = False) -> Any:

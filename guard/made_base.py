@@ -35,13 +35,9 @@ def gguf_file(base: str, revision: str | None, home: Path, where: str) -> Path:
     if not path.is_file() and re.fullmatch(r"[^./~:][^/:]*/[^/]+/[^/]+", named):
         path = _downloaded(named, revision, where)
     if not path.is_file():
-        raise GuardError(
-            "no such GGUF file",
-            where=f"{where}: base",
-            got=base,
-            remedy="Name a file: gguf:FOLDER/FILE.gguf, gguf:package:MODULE/FILE.gguf, or "
-            "gguf:ORG/NAME/FILE.gguf of the hub",
-        )
+        remedy = "Name a file: gguf:FOLDER/FILE.gguf, gguf:package:MODULE/FILE.gguf, or "
+        remedy += "gguf:ORG/NAME/FILE.gguf of the hub"
+        raise GuardError("no such GGUF file", where=f"{where}: base", got=base, remedy=remedy)
     return path
 
 
@@ -54,8 +50,6 @@ def _downloaded(named: str, revision: str | None, where: str) -> Path:
 
 
 def made_from_gguf(path: Path, layers: int | None, where: str) -> Path:
-    """The folder made of the file's decoder, or of its first `layers`."""
-
     def fill(folder: Path) -> None:
         from guard.gguf_file import GgufFile
 
@@ -111,12 +105,9 @@ def _write(
         numbers = [tensor.layer for tensor in tensors if tensor.layer is not None]
         most = 1 + max(numbers, default=-1)
         if layers > most:
-            raise GuardError(
-                "the base has fewer layers, or none called model.layers.N",
-                where=f"{where}: layers",
-                got=layers,
-                remedy=f"State 1 to {most}, or leave out `layers`",
-            )
+            problem = "the base has fewer layers, or none called model.layers.N"
+            remedy = f"State 1 to {most}, or leave out `layers`"
+            raise GuardError(problem, where=f"{where}: layers", got=layers, remedy=remedy)
         tensors = [tensor for tensor in tensors if (tensor.layer or 0) < layers]
         config = config | {"num_hidden_layers": layers}
         if config.get("layer_types"):

@@ -39,7 +39,9 @@ class Method:
     @property
     def files(self) -> tuple[str, ...]:
         """All files beside a card that decide what the weights answer."""
-        return (self.weights, PEFT_CONFIG, *OPTIONAL_FILES) if self.is_adapter else (self.weights,)
+        if not self.is_adapter:
+            return (self.weights,)
+        return (self.weights, PEFT_CONFIG, *OPTIONAL_FILES)
 
 
 PEFT_WEIGHTS = "adapter_model.safetensors"

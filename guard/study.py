@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from guard.arguments import comma_separated
-from guard.conversation.example import Example
 from guard.errors import GuardError
 from guard.files.atomic import atomic_write
 from guard.files.strict_json import load_json
@@ -63,8 +62,9 @@ class Study(Strict):
 
 
 def study_folder(root: Path, kind: StudyKind, rule: str, data: Path | None) -> Path:
-    of_data = "" if data is None else f"-{data.name.partition('.')[0]}"
-    return root / kind / f"{rule}{of_data}"
+    if data is None:
+        return root / kind / rule
+    return root / kind / f"{rule}-{data.name.partition('.')[0]}"
 
 
 def load_study(folder: Path) -> Study:
@@ -77,11 +77,6 @@ def load_study(folder: Path) -> Study:
 
 def point_runs(folder: Path, point: StudyPoint) -> Runs:
     return Runs(folder / point.name, f"{point.rows:,} rows")
-
-
-def origin_of(example: Example) -> Origin:
-    origin: Origin = example.meta[ORIGIN]
-    return origin
 
 
 def add_recipe_arguments(parser: ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,12 @@ class Verdict(NamedTuple):
     @property
     def violates(self) -> bool:
         return self.p_violation >= self.threshold
+
+    @property
+    def word(self) -> Literal["allow", "violation"]:
+        if self.violates:
+            return "violation"
+        return "allow"
 
 
 @dataclass(frozen=True)

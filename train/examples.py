@@ -96,8 +96,8 @@ def load(folder: Path, rule: Rule, recipe: Recipe, builder: PromptBuilder) -> Ro
 def _check_split(examples: Sequence[Example], file: Path, rule: Rule, split: Split) -> None:
     remedy = "Run `make data` for this rule again"
     for key, expected in (("rule", rule.id), ("split", split)):
-        found = {row.id: getattr(row, key) for row in examples}
-        foreign = [f"{row} ({value})" for row, value in found.items() if value != expected]
+        stated = {row.id: getattr(row, key) for row in examples}
+        foreign = [f"{row} ({value})" for row, value in stated.items() if value != expected]
         if foreign:
             problem = f"examples of another {key}"
             raise GuardError(problem, where=file, got=_first_ids(foreign), remedy=remedy)

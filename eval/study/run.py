@@ -39,6 +39,7 @@ from guard.method import METHODS
 from guard.recipe import Recipe
 from guard.rule import RULES, Rule, load_rule
 from guard.study import (
+    ORIGIN,
     Origin,
     Study,
     StudyPoint,
@@ -46,7 +47,6 @@ from guard.study import (
     add_study_arguments,
     load_study,
     named_recipes,
-    origin_of,
     point_runs,
     study_folder,
 )
@@ -80,10 +80,10 @@ def report_study(
     tested: dict[Origin, int] = {}
     violating: dict[Origin, int] = {}
     for origin in get_args(Origin):
-        chosen = np.array([origin_of(example) == origin for example in examples])
+        chosen = np.array([example.meta[ORIGIN] == origin for example in examples])
         if not chosen.any():
             continue
-        rows_of_origin = [example for example in examples if origin_of(example) == origin]
+        rows_of_origin = [example for example in examples if example.meta[ORIGIN] == origin]
         labels = np.array([example.label for example in rows_of_origin], dtype=np.int64)
         rows = RankedRows(labels, group_numbers(rows_of_origin))
         tested[origin], violating[origin] = len(labels), int(labels.sum())

@@ -158,7 +158,9 @@ class ChatMessage(BaseModel):
 
     @property
     def _parts(self) -> list[ContentPart]:
-        return self.content if isinstance(self.content, list) else []
+        if isinstance(self.content, list):
+            return self.content
+        return []
 
 
 def turns(
@@ -309,7 +311,9 @@ def _unescaped(escapes: re.Match[str]) -> str:
 def _all_pairs(pairs: list[tuple[str, Any]]) -> Any:
     """An object; where a key is repeated its pairs, since readers differ in which one counts."""
     distinct = dict(pairs)
-    return distinct if len(distinct) == len(pairs) else pairs
+    if len(distinct) < len(pairs):
+        return pairs
+    return distinct
 
 
 def _whole_number(digits: str) -> int | str:

@@ -46,8 +46,6 @@ def locked(path: Path, problem: str) -> AcquireReturnProxy[FileLock]:
     except Timeout:
         raise GuardError(problem, where=path, remedy="Wait for it, or end it") from None
     except OSError as error:
-        raise GuardError(
-            f"the folder cannot be held: {error.strerror}",
-            where=path,
-            remedy="Use a folder that can be written to and locked",
-        ) from error
+        problem = f"the folder cannot be held: {error.strerror}"
+        remedy = "Use a folder that can be written to and locked"
+        raise GuardError(problem, where=path, remedy=remedy) from error

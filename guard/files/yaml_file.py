@@ -118,8 +118,8 @@ def validate(
         text = json.dumps(content, default=str)
     except (ValueError, TypeError, RecursionError) as error:
         problem = f"not a tree of keys and values: {error}"
-        told = "Write out what an alias (*name) repeats inside itself; a key is text or a number"
-        raise GuardError(problem, where=where, remedy=told) from error
+        hint = "Write out what an alias (*name) repeats inside itself; a key is text or a number"
+        raise GuardError(problem, where=where, remedy=hint) from error
     try:
         return model.model_validate_json(text)
     except ValidationError as error:

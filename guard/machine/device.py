@@ -61,7 +61,9 @@ def cpu_info(key: str) -> str:
     if not CPU_INFO.is_file():
         return ""
     value = re.search(rf"^{key}\s*:(.*)$", CPU_INFO.read_text(encoding="utf-8"), re.MULTILINE)
-    return value[1].strip() if value else ""
+    if value is None:
+        return ""
+    return value[1].strip()
 
 
 def warn_if_busy(consequence: str) -> None:

@@ -66,11 +66,9 @@ class Gliner2PromptBuilder(EncoderPromptBuilder):
         ids = self._schema_ids(text)
         most = round(LARGEST_SHARE * self.window_tokens)
         if len(ids) > most:
-            raise GuardError(
-                "the rule's text leaves too little of a window to the conversation",
-                got=f"{len(ids)} tokens",
-                remedy=f"At most {most}: write `rule_turn: title`, or raise window_tokens",
-            )
+            problem = "the rule's text leaves too little of a window to the conversation"
+            remedy = f"At most {most}: write `rule_turn: title`, or raise window_tokens"
+            raise GuardError(problem, got=f"{len(ids)} tokens", remedy=remedy)
         return ids
 
     def windows(self, token_ids: Sequence[int], reads: Reads) -> list[Window]:

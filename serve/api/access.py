@@ -131,7 +131,6 @@ class Access:
             self._callers[tenant.name] = Caller(limited, tenant, kept_characters, shares)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with its caller, if it may come."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

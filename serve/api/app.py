@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 from fastapi import FastAPI
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve.api import admin, probes
 from serve.api.access import Access
@@ -86,7 +85,6 @@ def put_in_front(
     """
     errors = ErrorResponses(wire_formats(), fallback=check.FORMAT)
     errors.handle_all(app)
-    app.add_middleware(HeadAsGet)
     refuse = errors.refusal
     app.add_middleware(BoundedBodies, refuse=refuse, timeout_s=timeout_s, max_requests=max_requests)
     most = max_requests or MAX_REQUESTS
@@ -113,15 +111,3 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         watching.cancel()
     metrics.registry.unregister(collector)
     await asyncio.to_thread(service.close)
-
-
-class HeadAsGet:
-    """ASGI middleware that has HEAD answered as GET; the server leaves the body out."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}
-        await self._app(scope, receive, send)

@@ -5,7 +5,8 @@ Knows nothing of engines and of what a caller sends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from starlette.exceptions import HTTPException
@@ -17,37 +18,25 @@ from serve.policy.rule_set import RuleSet
 LONGEST_HINTED = 100  # characters of a name; comparing longer ones takes long
 
 
-class SelectedCards(Mapping[str, Card]):
-    """The cards of these rules as they are now: a rule may be replaced while it is served."""
-
-    def __init__(self, cards: Mapping[str, Card], rules: Iterable[str]) -> None:
-        self._cards, self._rules = cards, dict.fromkeys(rules)
-
-    def __getitem__(self, rule: str) -> Card:
-        if rule not in self._rules:
-            raise KeyError(rule)
-        return self._cards[rule]  # which is served: no rule of a rule set is removed
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rules)
-
-    def __len__(self) -> int:
-        return len(self._rules)
-
-
 @dataclass(frozen=True)
 class Catalogue:
-    """Rules, with their cards as they are now, and rule sets, by name."""
+    """Rules, by default those of all `cards`, and rule sets, by name."""
 
-    rules: Mapping[str, Card]
+    cards: Mapping[str, Card]  # of all that is served; a rule may be replaced meanwhile
     rule_sets: Mapping[str, RuleSet]
+    only: tuple[str, ...] | None = None
+
+    @property
+    def rules(self) -> Mapping[str, Card]:
+        """The rules' cards as they are now."""
+        if self.only is None:
+            return self.cards
+        return {rule: self.cards[rule] for rule in self.only if rule in self.cards}
 
     def limited_to(self, names: Sequence[str]) -> Catalogue:
         rule_sets = {name: self.rule_sets[name] for name in names}
-        rules: list[str] = []
-        for rule_set in rule_sets.values():
-            rules += rule_set.rules
-        return Catalogue(SelectedCards(self.rules, rules), rule_sets)
+        rules = itertools.chain.from_iterable(rule_set.rules for rule_set in rule_sets.values())
+        return Catalogue(self.cards, rule_sets, tuple(dict.fromkeys(rules)))
 
     def card(self, rule: str) -> Card:
         """The card of a rule that is served. Raises HTTPException 404 if it is not."""
@@ -61,8 +50,10 @@ class Catalogue:
         default any rule. Raises HTTPException `unknown` for what is not served, 422 for both.
         """
         if rule_set is None:
-            self._refuse_unknown(rules or (), unknown)
-            return RuleSet.any_of(self.rules if rules is None else rules)
+            if rules is None:
+                return RuleSet.any_of(self.rules)
+            self._refuse_unknown(rules, unknown)
+            return RuleSet.any_of(rules)
         if rules is not None:
             raise HTTPException(422, "name a rule set or rules, not both")
         if rule_set not in self.rule_sets:
@@ -71,9 +62,10 @@ class Catalogue:
         return self.rule_sets[rule_set]
 
     def _refuse_unknown(self, rules: Sequence[str], status: int) -> None:
-        unknown = [rule for rule in rules if rule not in self.rules]
+        served = self.rules
+        unknown = [rule for rule in rules if rule not in served]
         if unknown:
-            nearest = _nearest(unknown[0], self.rules, "/v1/rules")
+            nearest = _nearest(unknown[0], served, "/v1/rules")
             raise HTTPException(status, f"rules: not served: {', '.join(unknown)}; {nearest}")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,6 @@ from fastapi import Request
 from starlette.exceptions import HTTPException
 
 from guard.conversation.example import Message
-from guard.errors import GuardError
 from guard.weights.card import Card, check_rule, read_card
 from serve.api.access import Caller
 from serve.api.observe.record import Observer
@@ -43,19 +41,15 @@ class EngineService(CheckService):
         self._engine = engine
         self._timeout_s = timeout_s
         self._find_trained = find_trained
-        self._thread: EngineThread
+        self.thread: EngineThread  # from `start` on
         self._changing = asyncio.Lock()  # one rule after the other
 
-    @property
-    def thread(self) -> EngineThread:
-        return self._thread
-
     def start(self) -> None:
-        self._thread = EngineThread(self._engine, self._timeout_s, self._started_again)
+        self.thread = EngineThread(self._engine, self._timeout_s, self._started_again)
 
     def close(self) -> None:
         """Finish the checks under way and take no more. Does not close the engine."""
-        self._thread.close()
+        self.thread.close()
         super().close()
 
     def text_tokens(self, text: str) -> int:
@@ -74,28 +68,19 @@ class EngineService(CheckService):
             if folder is None and rule not in self._served:
                 folder = await asyncio.to_thread(self._find_trained, rule)
                 if folder is None:
-                    raise not_trained(rule, self._cards_of_folders())
+                    raise not_trained(rule, self._served)
             weights_folder = folder or self.folder(rule)
-            await asyncio.to_thread(_check_card, weights_folder, rule)
-            await asyncio.wrap_future(self._thread.serve_rule(rule, folder))
+            card = await asyncio.to_thread(read_card, weights_folder)
+            check_rule(card, rule, weights_folder)
+            await asyncio.wrap_future(self.thread.serve_rule(rule, folder))
             self._served[rule] = self._engine.rules[rule]
             return self._served[rule]
 
-    def _cards_of_folders(self) -> dict[str, Card]:
-        """The cards of the rules that are served, without one that the base itself answers."""
-        cards: dict[str, Card] = {}
-        for rule, card in self._served.items():
-            with contextlib.suppress(GuardError):
-                self.folder(rule)
-                cards[rule] = card
-        return cards
-
     async def remove(self, rule: str) -> Card:
-        """As `CheckService.remove`; the last rule must stay."""
         async with self._changing:
             if len(self._served) == 1:
                 raise HTTPException(409, f"{rule!r} is the last rule; stop the server instead")
-            await asyncio.wrap_future(self._thread.remove_rule(rule))
+            await asyncio.wrap_future(self.thread.remove_rule(rule))
             return self._served.pop(rule)
 
     async def _answer(
@@ -107,7 +92,7 @@ class EngineService(CheckService):
     ) -> Check:
         deadline: float = request.scope["deadline"]
         salt = Caller.of(request).salted(cache_salt)
-        future = self._thread.check(messages, rules, cache_salt=salt, deadline=deadline)
+        future = self.thread.check(messages, rules, cache_salt=salt, deadline=deadline)
         answer = asyncio.wrap_future(future)
         try:
             while not (await asyncio.wait([answer], timeout=POLL_S))[0]:
@@ -115,12 +100,8 @@ class EngineService(CheckService):
                 if time.monotonic() > deadline + POLL_S:
                     raise too_late()
                 if await request.is_disconnected():
-                    self._thread.give_up(future)
+                    self.thread.give_up(future)
             return await answer
         finally:  # whatever ends the wait, an unfinished check is no longer needed
-            self._thread.give_up(future)
+            self.thread.give_up(future)
             answer.cancel()
-
-
-def _check_card(folder: Path, rule: str) -> None:
-    check_rule(read_card(folder), rule, folder)

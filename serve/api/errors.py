@@ -69,7 +69,6 @@ class ErrorResponses:
         return JSONResponse(body, status_code=status, headers=headers)
 
     def refusal(self, scope: Scope, error: HTTPException) -> JSONResponse:
-        """The response to a request that is refused."""
         return self.response(scope, error.status_code, error.detail, error.headers, code_of(error))
 
     def name_of(self, scope: Scope) -> str:
@@ -162,7 +161,6 @@ def _problems(error: RequestValidationError) -> list[str]:
 
 
 def value_in_words(value: WrongValue) -> str:
-    """What is wrong with a value of a body, with its key."""
     if value.kind == "extra_forbidden":
         return f"{value.key}: there is no such key; GET /docs lists the known ones"
     return str(value)

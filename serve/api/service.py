@@ -83,17 +83,13 @@ class CheckService(ABC):
     """Puts conversations to rules, and tells the observers of each check when it is over."""
 
     def __init__(self, cards: Mapping[str, Card], observers: Sequence[Observer] = ()) -> None:
-        self._cards = cards
+        self.cards = cards
         self._observers = tuple(observers)
 
     @classmethod
     def of(cls, request: Request) -> Self:
         service: Self = request.app.state.service
         return service
-
-    @property
-    def cards(self) -> Mapping[str, Card]:
-        return self._cards
 
     @abstractmethod
     def text_tokens(self, text: str) -> int: ...
@@ -195,7 +191,7 @@ class CheckService(ABC):
 
         checks = await asyncio.gather(*(check_one(messages) for messages in conversations))
         answered = [check for check in checks if check is not None]
-        return SeveralChecks(answered, failures[0] if failures else None)
+        return SeveralChecks(answered, next(iter(failures), None))
 
     async def check_sent(
         self, request: Request, call_id: str | None, sent: tuple[Message, ...], question: Question
@@ -232,12 +228,13 @@ class CheckService(ABC):
 
 
 def not_trained(rule: str, cards: Mapping[str, Card]) -> HTTPException:
-    """Status 404 for a rule without weights that can be served beside `cards`, with the commands
-    that would train some. `cards` are of what is served from folders: a merged base has none.
+    """Status 404 for a rule without weights that can be served beside those of `cards`, with the
+    commands that would train some. A merged base answers its own rule alone.
     """
     commands: dict[str, None] = {}
     for card in cards.values():
-        commands[f"`make train RULE={rule} MODEL={card.model} METHOD={card.method}`"] = None
+        if card.merged_revision is None:
+            commands[f"`make train RULE={rule} MODEL={card.model} METHOD={card.method}`"] = None
     if not commands:
         alone = "the merged base here answers its own rule alone"
         return HTTPException(404, f"the rule {rule!r} is not served: {alone}")
@@ -298,7 +295,8 @@ async def _room(request: Request) -> AsyncIterator[None]:
 
 def _served(catalogue: Catalogue, rules: Sequence[str]) -> dict[str, Card]:
     """The cards of the rules, without those that are removed by now."""
-    return {rule: catalogue.rules[rule] for rule in rules if rule in catalogue.rules}
+    cards = catalogue.rules
+    return {rule: cards[rule] for rule in rules if rule in cards}
 
 
 def _without_internals(check: Check) -> Check:
@@ -314,9 +312,7 @@ def _without_internals(check: Check) -> Check:
 
 
 def rulings_of(check: Check) -> dict[str, Ruling]:
-    """The ruling of each rule; a rule without a verdict has none."""
     rulings = dict.fromkeys(check.refused, Ruling.UNJUDGED)
     for verdict in check.verdicts:
-        ruling = Ruling.VIOLATION if verdict.violates else Ruling.ALLOW
-        rulings[verdict.rule] = ruling
+        rulings[verdict.rule] = Ruling(verdict.word)
     return rulings

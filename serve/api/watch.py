@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 INTERVAL_S = 2.0
 UNREAD_LOOKS = 2
-MAX_PAUSE_S = 300.0  # before what there is no room for is tried again
+PAUSE_S = 60.0  # before what there is no room for is tried again
 
 # Of each file its name, size and time of change in ns: what changes with its content.
 FilesOfRule = frozenset[tuple[str, int, int]]
@@ -32,7 +32,6 @@ class WatchedRule:
     files: FilesOfRule | None = None  # of the last look, if the card is another than is served
     refused: FilesOfRule | None = None
     unread_looks: int = 0
-    pause_s: float = 0.0  # since there was no room for it
     not_before: float = 0.0  # by time.monotonic
 
     @property
@@ -45,9 +44,9 @@ async def watch(service: CheckService, interval_s: float = INTERVAL_S) -> None:
 
     A rule is served by its new files once two looks find them the same: before, they may still be
     copied. What cannot be served is tried again when its files are others, and the log says why;
-    what there is no room for, after a pause, which doubles each time: a cluster holds its checks
-    for every try. A card that cannot be read at two looks is not just being written: it is logged
-    once, as is why a look fails.
+    what there is no room for, after a pause: a cluster holds its checks for every try. A card that
+    cannot be read at two looks is not just being written: it is logged once, as is why a look
+    fails.
     """
     watched: defaultdict[str, WatchedRule] = defaultdict(WatchedRule)
     logged: str | None = None  # why a look failed
@@ -62,48 +61,46 @@ async def watch(service: CheckService, interval_s: float = INTERVAL_S) -> None:
             continue
         for rule in copied:
             if rule in service.cards and watched[rule].is_due:
-                await _serve(service, rule, watched[rule], interval_s)
+                await _serve(service, rule, watched[rule])
 
 
 def _look(service: CheckService, watched: defaultdict[str, WatchedRule]) -> list[str]:
     """The rules with another card than is served, whose files the last look found the same."""
     copied: list[str] = []
     for rule, served in list(service.cards.items()):
-        found = watched[rule]
-        before, found.files = found.files, None
+        state = watched[rule]
+        before, state.files = state.files, None
         try:
             folder = service.folder(rule)
         except GuardError:  # it has none
             continue
         try:
-            states = [(path.name, path.stat()) for path in folder.iterdir()]
+            statuses = [(path.name, path.stat()) for path in folder.iterdir()]
             card = read_card(folder)
         except (GuardError, OSError) as error:
-            found.unread_looks += 1
-            if found.unread_looks == UNREAD_LOOKS:
+            state.unread_looks += 1
+            if state.unread_looks == UNREAD_LOOKS:
                 log.error("the rule %s is served as before: %s", rule, error)
             continue
-        found.unread_looks = 0
+        state.unread_looks = 0
         if card != served:
-            files = [(name, state.st_size, state.st_mtime_ns) for name, state in states]
-            found.files = frozenset(files)
-            if found.files == before:
+            files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in statuses]
+            state.files = frozenset(files)
+            if state.files == before:
                 copied.append(rule)
     return copied
 
 
-async def _serve(service: CheckService, rule: str, found: WatchedRule, interval_s: float) -> None:
+async def _serve(service: CheckService, rule: str, state: WatchedRule) -> None:
     """Serve the rule by its weights as they are now; the log says what came of it."""
-    pause_s, found.pause_s = found.pause_s or interval_s, 0.0
     try:
         await service.serve(rule)
         log.info("the rule %s is served by its new weights", rule)
     except Overloaded as error:
-        found.pause_s = min(MAX_PAUSE_S, 2 * pause_s)
-        found.not_before = time.monotonic() + found.pause_s
-        log.warning("the rule %s is put off for %g s: %s", rule, found.pause_s, error)
+        state.not_before = time.monotonic() + PAUSE_S
+        log.warning("the rule %s is put off for %g s: %s", rule, PAUSE_S, error)
     except GuardError as error:
-        found.refused = found.files
+        state.refused = state.files
         log.error("the rule %s is served as before: %s", rule, error)
     except Exception:  # a rule that was removed meanwhile, for example
         log.exception("the rule %s is served as before", rule)

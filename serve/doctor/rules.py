@@ -54,11 +54,11 @@ def _recipe(name: str) -> Finding:
 def formats() -> Iterator[Finding]:
     """Whether the user's own wire formats can be served."""
     try:
-        own = wire_formats().keys() - SHIPPED.keys()
+        names = wire_formats().keys() - SHIPPED.keys()
     except GuardError as error:
         yield Finding("formats", str(error), "Correct the file, or the server does not start")
     else:
-        yield Finding("formats", f"your own: {', '.join(sorted(own)) or 'none'}")
+        yield Finding("formats", f"your own: {', '.join(sorted(names)) or 'none'}")
 
 
 def weights() -> Iterator[Finding]:

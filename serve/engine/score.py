@@ -63,11 +63,11 @@ class EngineCounters:
     cache_tokens: int = 0
     step_s: float = 0.0
 
-    def __add__(self, other: EngineCounters) -> EngineCounters:
+    def __add__(self, counters: EngineCounters) -> EngineCounters:
         """The counters of two engines side by side."""
         names = [figure.name for figure in fields(self)]
         return EngineCounters(
-            **{name: getattr(self, name) + getattr(other, name) for name in names}
+            **{name: getattr(self, name) + getattr(counters, name) for name in names}
         )
 
 

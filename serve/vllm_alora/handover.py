@@ -56,8 +56,8 @@ class ActivatedRequest(LoRARequest):
     activation_start: int = 0
     content: str = ""
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, LoRARequest) and self.lora_int_id == other.lora_int_id
+    def __eq__(self, request: object) -> bool:
+        return isinstance(request, LoRARequest) and self.lora_int_id == request.lora_int_id
 
     def __hash__(self) -> int:
         return hash(self.lora_int_id)

@@ -64,10 +64,10 @@ class SharedPrompt(Sequence[int]):
             raise IndexError(index)
         return self._suffix[index - shared]
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, SharedPrompt | list):
+    def __eq__(self, prompt: object) -> bool:
+        if not isinstance(prompt, SharedPrompt | list):
             return NotImplemented
-        return [*self] == [*other]
+        return [*self] == [*prompt]
 
     __hash__ = None  # type: ignore[assignment] # it may grow
 

@@ -46,6 +46,7 @@ class ToyEngine:
             version="0123456789abcdef",
             model="tiny",
             method="alora",
+            merged_revision=None,
         )
         self.logits = logits or {}
         self.rules = dict.fromkeys(self.logits or ("crash", "fine"), card)

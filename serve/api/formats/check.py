@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Request
@@ -113,9 +113,7 @@ class CheckRequest(StrictBody):
         return self
 
     @model_validator(mode="after")
-    def _is_put_to_one_thing(self) -> Self:
-        if self.rules is not None and self.rule_set is not None:
-            raise ValueError("name a rule set or rules, not both")
+    def _has_metadata_for_a_rule_set(self) -> Self:
         if self.metadata is not None and self.rule_set is None:
             raise ValueError("metadata are for the conditions of a rule set; name one")
         return self
@@ -150,7 +148,7 @@ class RuleResult(BaseModel):
     def of(cls, verdict: Verdict) -> RuleResult:
         return cls(
             rule=verdict.rule,
-            verdict="violation" if verdict.violates else "allow",
+            verdict=verdict.word,
             p_violation=verdict.p_violation,
             threshold=verdict.threshold,
             confident=verdict.confident,
@@ -179,12 +177,11 @@ class TokenUsage(BaseModel):
     computed_tokens: int
 
     @classmethod
-    def of(cls, checks: Iterable[Check]) -> TokenUsage:
-        cached, computed = 0, 0
-        for check in checks:
-            cached += check.cached_tokens
-            computed += check.computed_tokens
-        return cls(cached_tokens=cached, computed_tokens=computed)
+    def of(cls, checks: Sequence[Check]) -> TokenUsage:
+        return cls(
+            cached_tokens=sum(check.cached_tokens for check in checks),
+            computed_tokens=sum(check.computed_tokens for check in checks),
+        )
 
 
 class Explanation(BaseModel):

@@ -36,10 +36,8 @@ def from_chat(
         raise Unjudged(str(error), "unread_content") from error
     characters = sum(len(message.content) for message in conversation)
     if characters > MAX_CHARACTERS:
-        raise Unjudged(
-            f"the conversation has {characters} characters; the limit is {MAX_CHARACTERS}",
-            "too_long",
-        )
+        why = f"the conversation has {characters} characters; the limit is {MAX_CHARACTERS}"
+        raise Unjudged(why, "too_long")
     if not conversation:
         raise Unjudged("there is no message", "nothing_said")
     return conversation

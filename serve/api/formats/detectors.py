@@ -143,7 +143,6 @@ def error_body(status: int, message: str, code: Code) -> dict[str, Any]:
 async def _judge(
     request: Request, rule: str, conversations: Sequence[Sequence[Message]]
 ) -> list[list[Detection]]:
-    """The detections in each conversation: one, or none."""
     question = Question(Caller.of(request).catalogue.selected([rule]))
     detections = []
     for check, _ in await CheckService.of(request).judge_each(request, conversations, question):

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
@@ -70,13 +70,6 @@ class GatewayCaller(NoHiddenWords):
     user_api_key_team_id: Annotated[str, Field(max_length=limits.MAX_SALT)] | None = None
 
 
-class Replies(NamedTuple):
-    """The conversations that a response's replies end, and why one of them is not judged."""
-
-    conversations: list[tuple[Message, ...]]
-    problem: Unjudged | None
-
-
 class GuardrailRequest(NoHiddenWords):
     """What is to be checked."""
 
@@ -120,8 +113,11 @@ class GuardrailRequest(NoHiddenWords):
             messages.append(ChatMessage(role="assistant", tool_calls=self.tool_calls))
         return from_chat(messages, self.tools or ())
 
-    def replies_after(self, sent: tuple[Message, ...]) -> Replies:
-        """A response's replies, each at the end of the conversation `sent`.
+    def replies_after(
+        self, sent: tuple[Message, ...]
+    ) -> tuple[list[tuple[Message, ...]], Unjudged | None]:
+        """A response's replies, each at the end of the conversation `sent`, and why one of them is
+        not judged.
 
         Each has all images and tool calls: the format does not say whose they are. A blank reply
         among several is left out, as it says nothing.
@@ -129,7 +125,7 @@ class GuardrailRequest(NoHiddenWords):
         try:
             calls, unread = self._beside_the_texts()
         except Unjudged as error:
-            return Replies([], error)
+            return [], error
         conversations: list[tuple[Message, ...]] = []
         problem: Unjudged | None = None
         characters = 0
@@ -144,7 +140,7 @@ class GuardrailRequest(NoHiddenWords):
                 conversations.append((*sent, _reply(content, unread)))
             except Unjudged as error:
                 problem = problem or error
-        return Replies(conversations, problem)
+        return conversations, problem
 
     def _beside_the_texts(self) -> tuple[str, tuple[str, ...]]:
         """The tool calls as one text, and what no rule can read. Raises Unjudged."""

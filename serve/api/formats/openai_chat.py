@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
+from openai.pagination import SyncPage
 from openai.types import CompletionUsage, Model
 from openai.types.chat import ChatCompletion, ChatCompletionMessage, ChatCompletionTokenLogprob
 from openai.types.chat.chat_completion import Choice, ChoiceLogprobs
@@ -88,13 +89,6 @@ class ChatCompletionRequest(BaseModel):
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None = None
 
 
-class RuleModels(BaseModel):
-    """The rules that are served."""
-
-    object: Literal["list"]
-    data: list[Model]
-
-
 @router.post(
     "/v1/chat/completions", response_model=ChatCompletion, response_model_exclude_unset=True
 )
@@ -125,10 +119,10 @@ async def complete(
 
 
 @router.get("/v1/models", response_model_exclude_unset=True)
-async def models(request: Request) -> RuleModels:
+async def models(request: Request) -> SyncPage[Model]:
     """The rules that are served, as models."""
     rules = Caller.of(request).catalogue.rules
-    return RuleModels(object="list", data=[_model(rule) for rule in rules])
+    return SyncPage(object="list", data=[_model(rule) for rule in rules])
 
 
 @router.get("/v1/models/{model}", response_model_exclude_unset=True)
@@ -154,7 +148,6 @@ def _refuse_contradictions(body: ChatCompletionRequest) -> None:
 
 
 def _choices(verdict: Verdict, body: ChatCompletionRequest) -> list[Choice]:
-    """The verdict as the answer, as often as it was asked for."""
     answer = YES if verdict.violates else NO
     message = ChatCompletionMessage(role="assistant", content=answer, refusal=None)
     logprobs = None
@@ -180,7 +173,6 @@ def _word(word: str, p: float) -> TopLogprob:
 
 
 def _usage(check: Check, choices: int) -> CompletionUsage:
-    """The tokens of the check, and one token per choice."""
     prompt_tokens = check.cached_tokens + check.computed_tokens
     return CompletionUsage(
         prompt_tokens=prompt_tokens,

@@ -284,7 +284,6 @@ class CheckedStream(Response):
         )
 
     def _unanswered(self, error: Overloaded) -> DecidedCheck:
-        """A check that no rule has answered."""
         rules = check.asked(self._opening, self._request).rule_set.rules
         refusals = dict.fromkeys(rules, Refusal("the stream", str(error), error.code))
         return DecidedCheck(Check((), refusals, 0, 0, 0.0), Decision(Ruling.UNJUDGED, ()))

@@ -82,6 +82,5 @@ def _loaded(file: Path) -> WireFormat:
 
 def _taken(file: Path, got: str) -> GuardError:
     problem = "a wire format has the name or a path of another one, or of the server's own"
-    return GuardError(
-        problem, where=file, got=got, remedy="Rename the file, or choose another path"
-    )
+    remedy = "Rename the file, or choose another path"
+    return GuardError(problem, where=file, got=got, remedy=remedy)

@@ -60,7 +60,6 @@ class TurnResult(BaseModel):
 
     @classmethod
     def of(cls, turn: int, decided: DecidedCheck) -> TurnResult:
-        """A check of the conversation up to the end of `turn`."""
         verdicts = decided.check.verdicts
         return cls(
             turn=turn,
@@ -117,7 +116,7 @@ async def check_turns(body: TurnsRequest, request: Request) -> TurnsResponse:
         turns=[TurnResult.of(turn, decided) for turn, decided in turns.items()],
         first_violation=_first_violations(turns, violated_before),
         judged_alone=_highest(alone, violated_before),
-        usage=TokenUsage.of(decided.check for decided in (*before, *whole, *alone)),
+        usage=TokenUsage.of([decided.check for decided in (*before, *whole, *alone)]),
     )
 
 

@@ -65,7 +65,6 @@ class BoundedHeads(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read on, unless a field has become too large."""
         self._unset_keepalive_if_required()
         self._unparsed_bytes += len(data)
         self._parse(data)
@@ -117,7 +116,6 @@ class BoundedHeads(HttpToolsProtocol):
             self._stop(HTTPStatus.BAD_REQUEST)
 
     def on_headers_complete(self) -> None:
-        """The head is complete."""
         if self.transport.is_closing():
             return
         if status := self._status_of_refused_head():

@@ -19,7 +19,6 @@ from starlette.types import Receive, Scope
 GZIP, ZLIB = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS
 WINDOW_BITS = {"gzip": GZIP, "x-gzip": GZIP, "deflate": ZLIB}
 FORMATS = {GZIP: "gzip's format (RFC 1952)", ZLIB: "zlib's format (RFC 1950)"}
-MAX_MEMBERS = 100  # of a gzip body: for each, what is behind it is copied
 CHARSETS = ("utf-8", "utf8", "unicode-1-1-utf-8", "us-ascii", "ascii")
 # What follows the word in a content-type: none but `charset=NAME` is read.
 NAMED_CHARSET = re.compile(r"[;\s]charset([^;]*)", re.IGNORECASE)
@@ -29,45 +28,28 @@ ACCEPTED = {"accept-encoding": "gzip, deflate, identity"}
 
 
 class Unpacking:
-    """A packed body, undone piece by piece, up to `max_bytes`, member by member."""
+    """A packed body, undone piece by piece, up to `max_bytes`."""
 
     def __init__(self, coding: str, max_bytes: int) -> None:
         self._coding = coding
         self._max_bytes = self._left = max_bytes
-        self._bits = WINDOW_BITS[coding]
-        self._inflate = zlib.decompressobj(self._bits)
-        self._members = 1
+        self._inflate = zlib.decompressobj(WINDOW_BITS[coding])
 
     def unpacked(self, piece: bytes, *, is_last: bool) -> bytes:
         """The next bytes. Raises HTTPException 413 for too many, 400 for what is not the coding."""
-        unpacked = []
-        while piece:
-            if self._inflate.eof:
-                self._begin_member()
-            unpacked.append(self._of_member(piece))
-            piece = self._inflate.unused_data
-        if is_last and not self._inflate.eof:
-            raise self._wrong("the body breaks off before its end")
-        return b"".join(unpacked)
-
-    def _begin_member(self) -> None:
-        if self._bits != GZIP:
-            raise self._wrong("the body goes on behind its end")
-        if self._members == MAX_MEMBERS:
-            raise self._wrong(f"the body has more than {MAX_MEMBERS} members")
-        self._inflate = zlib.decompressobj(self._bits)
-        self._members += 1
-
-    def _of_member(self, piece: bytes) -> bytes:
         try:
             unpacked = self._inflate.decompress(piece, self._left + 1)
         except zlib.error:
-            problem = f"the body is not in {FORMATS[self._bits]}, or damaged"
+            problem = f"the body is not in {FORMATS[WINDOW_BITS[self._coding]]}, or damaged"
             raise self._wrong(problem) from None
         self._left -= len(unpacked)
         if self._left < 0:
             limit = f"the limit is {self._max_bytes:,} bytes"
             raise HTTPException(413, f"the body is too large once unpacked; {limit}")
+        if self._inflate.unused_data:
+            raise self._wrong("the body goes on behind its end")
+        if is_last and not self._inflate.eof:
+            raise self._wrong("the body breaks off before its end")
         return unpacked
 
     def _wrong(self, problem: str) -> HTTPException:
@@ -109,15 +91,12 @@ def _coding(headers: Headers) -> str | None:
     if not codings:
         return None
     if len(codings) > 1 or codings[0] not in WINDOW_BITS:
-        got = ", ".join(codings)[:NAMED]
-        raise HTTPException(
-            415, f"{ENCODING}: known are gzip, deflate and identity; got {got!r}", ACCEPTED
-        )
+        problem = f"known are gzip, deflate and identity; got {', '.join(codings)[:NAMED]!r}"
+        raise HTTPException(415, f"{ENCODING}: {problem}", ACCEPTED)
     return codings[0]
 
 
 def charsets(content_types: Sequence[str]) -> Iterator[str]:
-    """The characters that content types name."""
     for content_type in content_types:
         for parameter in NAMED_CHARSET.findall(content_type):
             if charset := parameter.strip(" \t=\"'").lower():

@@ -76,7 +76,9 @@ def route_path(scope: Scope) -> str:
 
 
 def kind_of(scope: Scope) -> RequestKind:
-    return "stream" if route_path(scope) == STREAM_PATH else "request"
+    if route_path(scope) == STREAM_PATH:
+        return "stream"
+    return "request"
 
 
 class BoundedBodies:
@@ -105,7 +107,6 @@ class BoundedBodies:
         self._under_way: dict[RequestKind, int] = {"request": 0, "stream": 0}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, if there is room for it."""
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return

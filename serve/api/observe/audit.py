@@ -35,7 +35,6 @@ class AuditLog:
             raise GuardError(f"no audit log: {error}", where=path, remedy=remedy) from error
 
     def checked(self, record: CheckRecord) -> None:
-        """Write the check's line."""
         if not self._is_in_place():
             renamed, self._file = self._file, self._opened()
             renamed.close()
@@ -88,6 +87,6 @@ def _rule_line(record: CheckRecord, verdict: Verdict) -> dict[str, Any]:
         "version": record.version_of(verdict.rule),
         "p_violation": round(verdict.p_violation, 6),
         "threshold": verdict.threshold,
-        "verdict": "violation" if verdict.violates else "allow",
+        "verdict": verdict.word,
         "confident": verdict.confident,
     }

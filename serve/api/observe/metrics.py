@@ -7,7 +7,7 @@ what was checked. `setup/grafana/centurion.json` is a board of these.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -62,7 +62,6 @@ class Metrics:
         self._requests.labels(wire_format, str(status)).observe(latency_s)
 
     def checked(self, record: CheckRecord) -> None:
-        """Count a check."""
         if record.failure is not None or record.check is None:
             self._failures.labels(record.failure or "engine_failed").inc()
             return
@@ -74,8 +73,7 @@ class Metrics:
         self._latency.labels(rule_set).observe(record.latency_s)
         self._checks.labels(record.request.tenant or "", rule_set, record.verdict).inc()
         for verdict in record.check.verdicts:
-            word = "violation" if verdict.violates else "allow"
-            self._verdicts.labels(verdict.rule, word).inc()
+            self._verdicts.labels(verdict.rule, verdict.word).inc()
             self._uncertain.labels(verdict.rule).inc(not verdict.confident)
         for rule, refusal in record.check.refused.items():
             self._verdicts.labels(rule, "unjudged").inc()
@@ -98,12 +96,7 @@ class EngineCollector(Collector):
         self._thread = thread
         self._rules = rules
 
-    def describe(self) -> Iterable[Metric]:
-        """The names, which are the same at any time."""
-        return list(self.collect())
-
     def collect(self) -> Iterator[Metric]:
-        """The values as they are now."""
         thread, counters = self._thread, self._thread.counters
         gauges = {
             "guard_ready": ("1 while checks are taken.", float(thread.is_ready)),

@@ -1,4 +1,4 @@
-"""Every request's id and its times: ASGI middleware around all the others.
+"""Every request's id and its times: ASGI middleware around all the others. HEAD is read as GET.
 
 The id is the caller's `x-request-id`, if it is one, else a new one; every response has it. Knows
 nothing of bodies.
@@ -38,6 +38,8 @@ class ObservedRequests:
         began = time.perf_counter()
         facts = scope["facts"] = _facts(scope, self._format_of(scope))
         status = 500
+        if scope["method"] == "HEAD":  # of whose answer the server leaves the body out
+            scope = {**scope, "method": "GET"}
 
         async def named(message: AsgiMessage) -> None:
             nonlocal status

@@ -38,7 +38,6 @@ class Traces:
         return cls(OTLPSpanExporter(endpoint=f"{address.rstrip('/')}/v1/traces"))
 
     def checked(self, record: CheckRecord) -> None:
-        """Make the check's span."""
         began_ns = int(record.began_s * NS)
         span = self._tracer.start_span(
             SPAN, context=_parent(record), kind=SpanKind.SERVER, start_time=began_ns
@@ -82,9 +81,9 @@ def _describe(span: Span, record: CheckRecord) -> None:
 
 def _add_rules(span: Span, check: Check, time_ns: int) -> None:
     for verdict in check.verdicts:
-        attributes = {
+        attributes: dict[str, str | float] = {
             "guard.rule": verdict.rule,
-            "guard.verdict": "violation" if verdict.violates else "allow",
+            "guard.verdict": verdict.word,
             "guard.p_violation": verdict.p_violation,
             "guard.threshold": verdict.threshold,
         }

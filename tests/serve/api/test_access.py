@@ -213,7 +213,7 @@ async def places_in_the_engine(caller: Caller) -> int:
 
 
 CATALOGUE = Catalogue(
-    rules={"pii_leak": "card", "toxicity": "card"},  # type: ignore[dict-item]
+    cards={"pii_leak": "card", "toxicity": "card"},  # type: ignore[dict-item]
     rule_sets={"safety": RuleSet.any_of(["toxicity"])},
 )
 

@@ -9,7 +9,6 @@ import re
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +19,6 @@ from serve.api.app import create_app
 from serve.api.input.limits import TEXTS_AT_ONCE
 from serve.engine import Refusal
 from serve.engine.refusals import Overloaded, TooLate
-from serve.engine.rules import part_of_base
 from tests.serve.api.input.every_method import PATHS, check_path
 from tests.serve.api.observe.toy_record import Records
 from tests.serve.serving import MESSAGES, Serve, serving, waiting_caller
@@ -230,7 +228,7 @@ def test_of_several_texts_few_are_begun_and_none_after_the_time_is_over(serve: S
 
 
 def test_a_rule_without_weights_is_not_found_and_the_command_that_trains_it_is_named(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
+    serve: Serve,
 ) -> None:
     engine = ToyEngine({"fine": -2.0, "flagged": -1.0})
     other = vars(engine.rules["fine"]) | {"model": "minilm", "method": "lora"}
@@ -239,11 +237,8 @@ def test_a_rule_without_weights_is_not_found_and_the_command_that_trains_it_is_n
     tiny = "`make train RULE=new MODEL=tiny METHOD=alora`"
     both = f"{tiny}, `make train RULE=new MODEL=minilm METHOD=lora`"
     assert response.status_code == 404 and f"; one of {both} trains it" in response.json()["error"]
-
-    def no_folder(rule: str) -> Path:
-        raise part_of_base(rule)
-
-    monkeypatch.setattr(engine, "folder", no_folder)  # as the only rule of a merged base
+    merged_card = SimpleNamespace(**vars(engine.rules["fine"]) | {"merged_revision": "a" * 64})
+    engine.rules = {"fine": merged_card}
     merged = serve(engine).post("/admin/rules/new")
     assert merged.status_code == 404 and "make train" not in merged.text
     assert "the merged base here answers its own rule alone" in merged.json()["error"]

@@ -35,13 +35,12 @@ PACKED = {
     "deflate": zlib.compress(BODY),
     "identity": BODY,
     "": BODY,
-    "gzip, identity": b"".join(gzip.compress(BODY[at : at + 99]) for at in range(0, len(BODY), 99)),
+    "gzip, identity": WHOLE,
 }
 # Of each body what its header says of it, and how the answer names it.
 WRONG = {
     "cut": ("gzip", WHOLE[:-1], "breaks off before its end"),
-    "with more behind": ("gzip", WHOLE + b"\n", "content-encoding gzip: the body"),
-    "more members than may be": ("gzip", WHOLE + 100 * gzip.compress(b""), "more than 100 members"),
+    "with more behind": ("gzip", WHOLE + b"\n", "content-encoding gzip: the body goes on behind"),
     "zlib for gzip": ("gzip", zlib.compress(BODY), "not in gzip's format (RFC 1952), or damaged"),
     "gzip for zlib": ("deflate", WHOLE, "not in zlib's format (RFC 1950), or damaged"),
     "zlib with more behind": ("deflate", 2 * zlib.compress(b"{}"), "goes on behind its end"),
