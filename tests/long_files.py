@@ -27,6 +27,5 @@ LONG_FILES_S: dict[str, float] = {
     "tests/serve/bench/test_soak.py": 25,
     "tests/serve/fuzz/test_run.py": 20,
     "tests/serve/gpu_path/test_ring.py": 20,
-    "tests/serve/test_private_ray.py": 20,
     "tests/test_makefile.py": 20,
 }

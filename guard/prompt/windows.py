@@ -144,7 +144,7 @@ def counting(speakers: Sequence[str], reads: Reads, turns: Sequence[int] = ()) -
     if reads not in LAST_OF.values():
         return counted
     numbers = turns or everything
-    last = numbers[counted[-1]]
+    last = max(numbers[index] for index in counted)  # in any order
     return [index for index in counted if numbers[index] == last]
 
 

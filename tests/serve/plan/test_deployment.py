@@ -177,8 +177,6 @@ def test_few_tokens_are_bound_by_reading_weights_adapters_and_earlier_context() 
     numbers = SHAPE.weights + 3 * ADAPTER + 3000 * SHAPE.key_value_width
     assert COST.memory_s(work) == pytest.approx(2 * numbers / 50e9)
     assert COST.step_ms(work) == pytest.approx(1000 * 2 * numbers / 50e9 + 3.0 + 3 * 0.5)
-    once = ComputedCost(device(reads_shared_once=True), SHAPE, 2, ADAPTER)
-    assert once.memory_s(work) == pytest.approx(2 * (SHAPE.weights + 3 * ADAPTER) / 50e9)
 
 
 def test_a_copy_and_a_read_take_the_adapters_bytes() -> None:

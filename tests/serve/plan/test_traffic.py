@@ -190,7 +190,6 @@ def test_a_trace_has_its_own_rate_unless_the_plan_or_an_option_beside_it_gives_o
         ({"traffic.rules_a_check": [5, 2]}, "least and most, of the 100 rules"),
         ({"traffic.lengths": [300, 100]}, "quantiles.*rising"),
         ({"traffic.turns": 0.5}, "'traffic.turns'"),
-        ({"methods": ["head"]}, "no adapter method 'head'.*Known: lora, alora"),
         ({"checks": 10_000_000}, "'checks'"),
         ({"seed": -1}, "'seed'.*greater than or equal to 0, got -1"),
         ({"traffic.rate": math.inf}, "'traffic.rate'.*finite number"),

@@ -34,7 +34,7 @@ def test_the_reliability_bins_hold_equally_many_rows_and_what_they_are_worth() -
     logits, labels = sample(0.0)
     metrics = validation_metrics(logits, labels, calibrate(logits, labels))
     bins = metrics["reliability"]
-    assert [one["n"] for one in bins] == [400] * 10
+    assert [one["n"] for one in bins] == [200] * 10
     assert all(one["ci95"][0] - 0.02 <= one["p"] <= one["ci95"][1] + 0.02 for one in bins)
     assert bins[0]["violates"] < 0.1 < 0.9 < bins[-1]["violates"]
     assert metrics["ece"] < 0.03
