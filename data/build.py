@@ -21,11 +21,12 @@ from data.rows import is_hub_id, local_files
 from data.sources import SOURCES, DataRequest, DataSource, own_rows, source_named
 from data.splits import refuse_leaks
 from guard.arguments import whole_number
+from guard.calibration_rows import check_rows_for_rate
 from guard.conversation.example import GENERATOR, SPLITS, Example, write_examples
 from guard.errors import GuardError, exits_cleanly
 from guard.files.atomic import atomic_write, locked
 from guard.home import ROOT, own_or_shipped
-from guard.layout import Runs, fingerprint, is_current, mark_current
+from guard.layout import Runs, fingerprint, is_current, mark_current, not_current
 from guard.rule import (
     EDIT,
     MANIFEST_KEY,
@@ -44,16 +45,27 @@ LOCK = "lock"  # in a rule's data folder
 def build(request: DataRequest, *, force: bool = False) -> bool:
     """Write one rule's data set into the request's folder; return False if it was already there.
 
-    Whatever goes wrong before the new splits are written, also with `force`, leaves the data set
-    that was there. A hub id is read once: nothing here tells when it changes, and `force` reads it
-    again. Raises GuardError on bad data.
+    Whatever goes wrong before the new splits are written leaves the data set that was there; an
+    interrupted run with `force` goes on without. A hub id is read once: nothing here tells when it
+    changes, and `force` reads it again. Raises GuardError on bad data.
     """
     rule, folder = request.rule, request.folder
     inputs = _inputs(request)
-    if is_current(folder, inputs) and _is_whole(folder) and not force:
+    was_current = is_current(folder, inputs)
+    if was_current and _is_whole(folder) and not force:
         return False
-    sourced = source_named(request.source).load(request)
-    refuse_leaks(sourced.examples)
+    if force:
+        not_current(folder)
+    try:
+        sourced = source_named(request.source).load(request)
+        refuse_leaks(sourced.examples)
+        if source_named(request.source).reads_splits:
+            allowed = sum(row.split == "validation" and not row.label for row in sourced.examples)
+            check_rows_for_rate(allowed, rule.max_fpr, where=request.source)
+    except GuardError:
+        if was_current:
+            mark_current(folder, inputs)  # what was there is as good as it was
+        raise
     examples = with_long_turns(sourced.examples, rule, request.seed)
     description = manifest.describe(examples)
     origin = {

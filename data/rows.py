@@ -71,7 +71,10 @@ def read_rows(source: str) -> Iterator[SourceRow]:
         remedy = "Check its name, or name where the rows are now"
         raise GuardError("no such file", where=source, remedy=remedy)
     ending = next(ending for ending in FILE_READERS if path.name.endswith(ending))
-    yield from FILE_READERS[ending](read_text(path), source)
+    text = read_text(path)
+    if "\n" not in text:  # the lines of an old Mac end in \r alone
+        text = text.replace("\r", "\n")
+    yield from FILE_READERS[ending](text, source)
 
 
 def _json_lines(text: str, source: str) -> Iterator[SourceRow]:
@@ -143,6 +146,9 @@ def _delimiter(text: str) -> str:
 
 def _column_names(cells: list[str], where: str) -> list[str]:
     names = [cell.strip() for cell in cells]
+    if names[0].startswith("{"):
+        problem = "objects of JSON, not the columns of a table"
+        raise GuardError(problem, where=where, remedy="Name it .jsonl")
     repeated = [name for name, count in Counter(names).items() if name and count > 1]
     if repeated:
         remedy = "Give every column a name of its own"

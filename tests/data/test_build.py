@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from data import manifest, sources
 from data.build import build, code_files
 from data.generator.generate import Counts
 from data.rows import read_rows
-from data.sources import SOURCES, DataRequest
+from data.sources import FILE, SOURCES, DataRequest
 from guard.conversation.example import GENERATOR, SPLITS, Example, write_examples
 from guard.errors import GuardError
 from guard.home import ROOT
@@ -117,6 +118,42 @@ def test_a_build_is_not_redone_until_an_input_changes_or_a_file_is_gone(tmp_path
         assert made(source, folder, 1, rule=changed)
     written(Path(source), [*in_splits(random_rows()), NEW_ROW])
     assert made(source, folder, 1, rule=changed)
+
+
+def test_forced_data_that_are_interrupted_are_built_again_and_those_whose_source_fails_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, folder = own(tmp_path), tmp_path / "out"
+    assert made(source, folder)
+    with monkeypatch.context() as interrupted, pytest.raises(KeyboardInterrupt):
+        interrupted.setattr("data.build.refuse_leaks", interrupt)
+        made(source, folder, force=True)
+    assert made(source, folder)
+
+    def fail(_: object) -> Any:
+        raise GuardError("no endpoint")
+
+    with monkeypatch.context() as offline, pytest.raises(GuardError, match="no endpoint"):
+        failing = replace(SOURCES[FILE], load=fail)
+        offline.setattr("data.build.source_named", lambda _: failing)
+        made(source, folder, force=True)
+    assert not made(source, folder)
+
+
+def test_own_rows_that_are_too_few_for_the_rule_s_rate_are_refused(tmp_path: Path) -> None:
+    """As training would. Of generated rows there are as many as the command says."""
+    source, folder, allowed = own(tmp_path), tmp_path / "out", 8
+    low = RULE.model_copy(update={"max_fpr": 0.9 / allowed})
+    told = r"own\.jsonl: too few allowed.*8 rows.*Have at least 9.*leave it out"
+    with pytest.raises(GuardError, match=told):
+        made(source, folder, rule=low)
+    assert not folder.exists()
+    made(f"generator+{source}", folder, rule=low)  # beside 4 generated ones
+    too_low = RULE.model_copy(update={"max_fpr": 0.9 / (allowed + 4)})
+    with pytest.raises(GuardError, match=f"too few allowed.*{allowed + 4} rows"):
+        made(f"generator+{source}", folder, rule=too_low)
+    made(GENERATOR, folder, rule=too_low)
+    made(source, folder, rule=RULE.model_copy(update={"max_fpr": 1 / allowed}))
 
 
 def test_a_folder_s_data_are_built_again_when_one_of_its_files_changes(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ def test_the_files_of_a_source_are_those_it_is_read_from(tmp_path: Path) -> None
     ("name", "content", "message"),
     [
         ("own.jsonl", '[\n {"text": "a"}\n]', "one JSON list, not an object a line.*jq -c"),
+        ("own.csv", '{"text": "a", "label": 1}\n', "objects of JSON, not the columns.*jsonl"),
         ("own.csv", "text,label, label\na,1,0\n", "columns of one name.*label"),
         ("own.csv.gz", b"not gzip", "not a readable gzip file.*Rename it"),
         ("own.parquet", None, r"cannot read this kind of file.*Known: \.jsonl, \.jsonl\.gz, \.csv"),
@@ -74,7 +75,7 @@ def test_a_data_set_that_breaks_off_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
-@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
 def test_the_header_says_what_separates(tmp_path: Path, delimiter: str, line_end: str) -> None:
     lines = [("id", "text", "label"), ("1", '"a, b; c | d"', "0"), ("2", "plain", "1"), ()]
     path = tmp_path / "own.csv"
