@@ -12,6 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from guard.errors import GuardError
+
+TYPES = ("F32", "F16", "BF16")  # as safetensors calls them; others need tables beside them
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
@@ -41,6 +44,10 @@ def tensors_of(folder: Path) -> Iterator[Tensor]:
             header = json.loads(file.read(length))
         header.pop("__metadata__", None)
         for name, stated in header.items():
+            if stated["dtype"] not in TYPES:
+                problem, remedy = "weights of this type are not copied", f"Use {', '.join(TYPES)}"
+                where = f"{path}: {name}"
+                raise GuardError(problem, where=where, got=stated["dtype"], remedy=remedy)
             begin, end = stated["data_offsets"]
             read = partial(_bytes_of, path, 8 + length + begin, end - begin)
             yield Tensor(name, stated["dtype"], tuple(stated["shape"]), end - begin, read)

@@ -272,7 +272,7 @@ def setting(
     if not text:
         return None
     try:
-        return convert(text)
+        return convert(text.strip())
     except (ValueError, ArgumentTypeError) as error:
         raise GuardError(f"{name} has a bad value: {error}", got=text, remedy=remedy) from error
 

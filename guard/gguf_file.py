@@ -200,7 +200,8 @@ class GgufFile:
     def _required(self, key: str, *, of_model: bool = False) -> Any:
         value = self._value(key, of_model=of_model)
         if value is None:
-            raise self._refusal("the file does not state this", "Use another file", key)
+            problem = f"the file does not state {key}"
+            raise self._refusal(problem, "Use another file", self._model_type)
         return value
 
     def _number(self, key: str) -> Any:

@@ -32,7 +32,7 @@ OF_ANOTHER_BASE += ["kv_cache_dtype", "load_format", "hf_overrides"]
 # What may be said of them all the same.
 HARMLESS: dict[str, list[Any]] = {
     "load_format": ["auto", "safetensors"],
-    "hf_overrides": [{"head_dtype": dtype} for dtype in ("model", *get_args(Dtype))],
+    "hf_overrides": [{}, *({"head_dtype": dtype} for dtype in ("model", "half", *get_args(Dtype)))],
 }
 DEFAULT_MAX_RANK = 16  # vLLM's, where the `engine` section states no max_lora_rank
 

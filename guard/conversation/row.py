@@ -95,6 +95,8 @@ def _refuse_left_out(name: str, value: Any, turns: Sequence[Message]) -> None:
     if is_left_out:
         problem = f"{name} stands beside a conversation that is read without it, and would be left"
         remedy = f"Make it one of the messages, or leave {name} out"
+        if name == "tools":
+            remedy = "Write the conversation as messages, or leave the tools out"
         raise GuardError(f"{problem} out", got=repr(value)[:60], remedy=remedy)
 
 

@@ -69,7 +69,9 @@ def cpu_info(key: str) -> str:
 def warn_if_busy(consequence: str) -> None:
     """Say on stderr, in a line that ends in `consequence`, if other processes use these cores."""
     cores = usable_cores()
-    percents = psutil.cpu_percent(interval=BUSY_SAMPLE_S, percpu=True)  # while this one waits
+    percents: list[float] = []
+    with contextlib.suppress(OSError):  # no /proc/stat
+        percents = psutil.cpu_percent(interval=BUSY_SAMPLE_S, percpu=True)  # while this one waits
     busy = sum(percent for core, percent in enumerate(percents) if core in cores) / 100
     if busy > MOST_BUSY:
         busy_part = f"{busy:.1f} of {len(cores)} cores"

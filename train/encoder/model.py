@@ -60,7 +60,7 @@ class StateReader:
         read_now = row_spans(self._base, self._builder, missing, reads)
         for prompt, spans in zip(missing, read_now, strict=True):
             self._kept[reads, prompt] = spans
-            self._kept_bytes += spans.states.nbytes
+            self._kept_bytes += spans.states.nbytes + spans.words.keys.nbytes * 3
         return [self._kept[reads, prompt] for prompt in prompts]
 
 

@@ -244,25 +244,29 @@ def budget_of(job: Job, device: torch.device) -> Budget:
 
 def free_memory(cgroups: Path = CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:
     """The bytes of host memory that are free on the machine and within the limits of the process's
-    control group and of those above it (containers, services). Pages of files that the kernel can
-    drop count as free; a limit that cannot be read does not count.
+    control group and of those above it (containers, services), of either version. Pages of files
+    that the kernel can drop count as free; a limit that cannot be read does not count.
     """
     free = [int(psutil.virtual_memory().available)]
     for line in _text(membership).splitlines():
-        if line.startswith("0::/"):  # of version 2
-            folder = cgroups / line.removeprefix("0::/")
-            for group in (folder, *folder.parents):
-                free += _free_in_group(group)
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            free += _free_in_groups(cgroups, path, "max", "current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            names = ("limit_in_bytes", "usage_in_bytes", "total_inactive_file")
+            free += _free_in_groups(cgroups / "memory", path, *names)
     return max(0, min(free))
 
 
-def _free_in_group(group: Path) -> list[int]:
-    """The bytes left in a group; none where it has no limit."""
-    most, used = (_text(group / f"memory.{name}").strip() for name in ("max", "current"))
-    if not (most.isdigit() and used.isdigit()):
-        return []
-    stat = dict(line.split() for line in _text(group / "memory.stat").splitlines())
-    return [int(most) - int(used) + int(stat.get("inactive_file", 0))]
+def _free_in_groups(root: Path, path: str, limit: str, usage: str, inactive: str) -> Iterator[int]:
+    """The bytes left in a group and in each above it. The names are of its version's files."""
+    folder = root / path.lstrip("/")
+    for group in (folder, *folder.parents):
+        most = _text(group / f"memory.{limit}").strip()
+        used = _text(group / f"memory.{usage}").strip()
+        if most.isdigit() and used.isdigit():
+            stat = dict(line.split() for line in _text(group / "memory.stat").splitlines())
+            yield int(most) - int(used) + int(stat.get(inactive, 0))
 
 
 def _text(path: Path) -> str:

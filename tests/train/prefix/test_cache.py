@@ -139,3 +139,16 @@ def test_limits_of_control_groups_hold_too(tmp_path: Path, monkeypatch: MonkeyPa
     assert free_memory(groups, own) == 260
     group(groups, max="500", current="600")
     assert free_memory(groups, own) == 0
+
+
+def test_limits_of_control_groups_of_version_1_hold_too(
+    tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    free(monkeypatch, 1000)
+    own, memory = tmp_path / "own", tmp_path / "groups" / "memory"
+    own.write_text("5:cpu,cpuacct:/other\n4:hugetlb,memory:/job\n1:name=systemd:/job\n")
+    used = {"usage_in_bytes": "300", "stat": "inactive_file 1\ntotal_inactive_file 60"}
+    group(memory / "job", limit_in_bytes="9223372036854771712", **used)
+    assert free_memory(tmp_path / "groups", own) == 1000
+    group(memory, limit_in_bytes="500", **used)
+    assert free_memory(tmp_path / "groups", own) == 260
