@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 INTERVAL_S = 2.0
 UNREAD_LOOKS = 2
-PAUSE_S = 60.0  # before what there is no room for is tried again
+MAX_PAUSE_S = 300.0  # before what there is no room for is tried again
 
 # Of each file its name, size and time of change in ns: what changes with its content.
 FilesOfRule = frozenset[tuple[str, int, int]]
@@ -32,6 +32,7 @@ class WatchedRule:
     files: FilesOfRule | None = None  # of the last look, if the card is another than is served
     refused: FilesOfRule | None = None
     unread_looks: int = 0
+    pause_s: float = 0.0  # before what there was no room for is tried again
     not_before: float = 0.0  # by time.monotonic
 
     @property
@@ -44,9 +45,9 @@ async def watch(service: CheckService, interval_s: float = INTERVAL_S) -> None:
 
     A rule is served by its new files once two looks find them the same: before, they may still be
     copied. What cannot be served is tried again when its files are others, and the log says why;
-    what there is no room for, after a pause: a cluster holds its checks for every try. A card that
-    cannot be read at two looks is not just being written: it is logged once, as is why a look
-    fails.
+    what there is no room for, after a pause, which doubles each time: a cluster holds its checks
+    for every try. A card that cannot be read at two looks is not just being written: it is logged
+    once, as is why a look fails.
     """
     watched: defaultdict[str, WatchedRule] = defaultdict(WatchedRule)
     logged: str | None = None  # why a look failed
@@ -93,12 +94,14 @@ def _look(service: CheckService, watched: defaultdict[str, WatchedRule]) -> list
 
 async def _serve(service: CheckService, rule: str, state: WatchedRule) -> None:
     """Serve the rule by its weights as they are now; the log says what came of it."""
+    pause_s, state.pause_s = 2 * (state.pause_s or INTERVAL_S), 0.0
     try:
         await service.serve(rule)
         log.info("the rule %s is served by its new weights", rule)
     except Overloaded as error:
-        state.not_before = time.monotonic() + PAUSE_S
-        log.warning("the rule %s is put off for %g s: %s", rule, PAUSE_S, error)
+        state.pause_s = min(MAX_PAUSE_S, pause_s)
+        state.not_before = time.monotonic() + state.pause_s
+        log.warning("the rule %s is put off for %g s: %s", rule, state.pause_s, error)
     except GuardError as error:
         state.refused = state.files
         log.error("the rule %s is served as before: %s", rule, error)

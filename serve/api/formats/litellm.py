@@ -17,6 +17,7 @@ other formats.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -153,12 +154,16 @@ class GuardrailRequest(NoHiddenWords):
 
     def _with_unread(self, chat: tuple[Message, ...]) -> tuple[Message, ...]:
         """A chat, partly read if what stands beside its messages stands in none of them."""
-        beside: list[str] = []
-        if not _are_said(self.texts or (), chat):
-            beside.append("texts has what no message says")
+        lines_said: set[str] = set()
         calls: set[str] = set()
+        for turn in chat:
+            lines_said.update(turn.content.splitlines())
         for message in self.structured_messages or ():
             calls.update(map(_call_key, message.calls))
+        in_order = sorted(lines_said)
+        beside: list[str] = []
+        if any(not _is_said(text, lines_said, in_order) for text in self.texts or ()):
+            beside.append("texts has what no message says")
         if not calls.issuperset(map(_call_key, self.tool_calls or ())):
             beside.append("tool_calls has a call of no message")
         if self.images and not unread_parts(chat):
@@ -184,17 +189,16 @@ class GuardrailRequest(NoHiddenWords):
         return [ContentPart(type="image_url") for _ in self.images or ()]
 
 
-def _are_said(texts: Sequence[str], chat: Sequence[Message]) -> bool:
-    """Whether the chat says each of the texts, in their order: LiteLLM sends those of the messages,
-    some cut at its option `max_text_chars`. One pass: none is looked for before the last.
+def _is_said(text: str, lines_said: set[str], in_order: Sequence[str]) -> bool:
+    """Whether each line of a text is among `lines_said`. The last may be the beginning of
+    one: LiteLLM cuts texts at its option `max_text_chars`.
     """
-    whole = "\n".join(turn.content for turn in chat)
-    at = 0
-    for text in texts:
-        at = whole.find(text, at)
-        if at < 0:
-            return False
-    return True
+    if not text:
+        return True
+    *lines, last = text.splitlines()
+    first = bisect_left(in_order, last)  # what begins so stands from here on
+    begins_one = first < len(in_order) and in_order[first].startswith(last)
+    return begins_one and lines_said.issuperset(lines)
 
 
 def _call_key(call: dict[str, Any]) -> str:

@@ -115,7 +115,10 @@ class GrowingReply:
 
     def _expect_new(self) -> None:
         self._new: list[str] = []  # joined once a check, however many pieces come
+        self._new_bytes = 0
         self._ends_sentence = False
+        # So many new bytes may have tokens enough for a check: no token has less than one.
+        self._count_at_bytes = self._opening.every_tokens
 
     @property
     def conversation(self) -> tuple[Message, ...]:
@@ -141,6 +144,7 @@ class GrowingReply:
         except GuardError as error:
             raise HTTPException(422, f"append: {error}") from error
         self._new.append(piece.append)
+        self._new_bytes += len(piece.append.encode())
         self._ends_sentence |= any(end in piece.append for end in SENTENCE_ENDS)
         self.characters += len(piece.append)
         self.is_ended = piece.end
@@ -148,17 +152,21 @@ class GrowingReply:
             raise HTTPException(413, f"the conversation has more than {MAX_CHARACTERS} characters")
 
     def is_due(self, service: CheckService) -> bool:
-        """Whether it is time for a check. Of a long text no tokens are counted."""
+        """Whether it is time for a check. Tokens are counted only where there may be enough."""
         every_tokens = self._opening.every_tokens
         new_characters = self.characters - self.checked_characters
         if new_characters >= CHARACTERS_PER_TOKEN * every_tokens:
             return True
         if self._opening.at_sentence_ends and self._ends_sentence:
             return True
+        if self._new_bytes < self._count_at_bytes:
+            return False
         try:
-            return service.text_tokens(self._unchecked()) >= every_tokens
+            missing_tokens = every_tokens - service.text_tokens(self._unchecked())
         except Overloaded:  # the engine is being started again; by characters it is due later
             return False
+        self._count_at_bytes = self._new_bytes + missing_tokens
+        return missing_tokens <= 0
 
     def checked(self, ruling: Ruling) -> str:
         """Note that the whole text so far was checked; the text that may be shown now."""

@@ -128,22 +128,28 @@ async def _at_ends(
     violated_before: Sequence[str],
 ) -> tuple[list[DecidedCheck], list[DecidedCheck], GuardError | None]:
     """The checks at the end of each message from `start` on, and those of what is new by the rules
-    that were violated before; up to the first that fails, and its error.
+    that were violated before; of each up to the first that fails, and an error.
     """
     service, conversation = CheckService.of(request), body.conversation
     rules = replace(RuleSet.any_of(violated_before), name=question.rule_set.name)
     of_new = replace(question, rule_set=rules, purpose="since")
     whole: list[DecidedCheck] = []
     alone: list[DecidedCheck] = []
+    ends = range(start + 1, len(conversation) + 1)
+    failure: GuardError | None = None
     try:
-        for end in range(start + 1, len(conversation) + 1):
+        for end in ends:
             whole.append(await service.check(request, conversation[:end], question))
-            if violated_before:  # at every turn: a rule may judge the last one only
-                new = (*body.tool_turns, *conversation[start:end])
-                alone.append(await service.check(request, new, of_new))
-    except GuardError as failure:
-        return whole, alone, failure
-    return whole, alone, None
+    except GuardError as error:
+        failure = error
+    try:
+        for end in ends[: len(whole) if violated_before else 0]:
+            # At every turn: a rule may judge the last one only.
+            new = (*body.tool_turns, *conversation[start:end])
+            alone.append(await service.check(request, new, of_new))
+    except GuardError as error:
+        failure = failure or error
+    return whole, alone, failure
 
 
 def _rulings(

@@ -122,6 +122,8 @@ class BoundedHeads(HttpToolsProtocol):
             self._stop(status)
         if self.parser.should_upgrade():
             return  # it is parsed again
+        if self.parser.get_http_version() == "1.0":  # whose clients know no such answer
+            self.expect_100_continue = False
         super().on_headers_complete()
         self._is_in_head, self._unparsed_bytes = False, 0
         self._disarm()

@@ -21,7 +21,7 @@ WINDOW_BITS = {"gzip": GZIP, "x-gzip": GZIP, "deflate": ZLIB}
 FORMATS = {GZIP: "gzip's format (RFC 1952)", ZLIB: "zlib's format (RFC 1950)"}
 CHARSETS = ("utf-8", "utf8", "unicode-1-1-utf-8", "us-ascii", "ascii")
 # What follows the word in a content-type: none but `charset=NAME` is read.
-NAMED_CHARSET = re.compile(r"[;\s]charset([^;]*)", re.IGNORECASE)
+NAMED_CHARSET = re.compile(r"[;\s]charset\*?\s*=([^;]*)", re.IGNORECASE)
 NAMED = 40  # characters of an unknown name that are said
 ENCODING, TYPE = "content-encoding", "content-type"
 ACCEPTED = {"accept-encoding": "gzip, deflate, identity"}

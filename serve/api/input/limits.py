@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from starlette.types import Message as AsgiMessage
 from serve.api.input.encodings import unpacked
 from serve.engine.thread.engine_thread import MAX_OPEN, MAX_QUEUED
 from serve.policy.logic import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE
+
+log = logging.getLogger(__name__)
 
 MAX_MESSAGES = 10_000  # of a conversation; a message costs five tokens at least
 MAX_RULES = 1_000  # of a check
@@ -81,6 +84,10 @@ def kind_of(scope: Scope) -> RequestKind:
     return "request"
 
 
+class NotRead(Exception):
+    """The client does not read its answer."""
+
+
 class BoundedBodies:
     """ASGI middleware that refuses large bodies before they are read, or as soon as they are large.
 
@@ -90,7 +97,7 @@ class BoundedBodies:
 
     Body and checks together have `timeout_s` seconds from the head on, or what TIMEOUT_HEADER says:
     until `scope["deadline"]`, by time.monotonic. A stream moves that by `scope["seconds"]` a line.
-    The connection of a client that does not read its answer is closed by `bounded_heads.py`.
+    A client that reads nothing for `timeout_s` ends its request, and leaves its place to others.
     """
 
     def __init__(
@@ -118,7 +125,9 @@ class BoundedBodies:
             return
         self._under_way[kind] += 1
         try:
-            await self._app(scope, bounded, send)
+            await self._app(scope, bounded, _read_in_time(send, self._timeout_s))
+        except NotRead:  # an answer without an end: the server closes the connection
+            log.warning("a client has not read its answer within %g s", self._timeout_s)
         finally:
             self._under_way[kind] -= 1
 
@@ -136,6 +145,19 @@ class BoundedBodies:
         scope["seconds"] = _seconds(scope, self._timeout_s)
         scope["deadline"] = time.monotonic() + scope["seconds"]
         return unpacked(_bounded(receive, scope, max_bytes), scope, max_bytes)
+
+
+def _read_in_time(send: Send, seconds: float) -> Send:
+    """`send`, which raises NotRead where it waits for longer: the client's buffers are full."""
+
+    async def sent(message: AsgiMessage) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await send(message)
+        except TimeoutError:
+            raise NotRead from None
+
+    return sent
 
 
 def _seconds(scope: Scope, timeout_s: float) -> float:

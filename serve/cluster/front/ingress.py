@@ -135,7 +135,9 @@ class Relay:
             asking = asyncio.ensure_future(self._shard.replicas.ask(relayed, key, version))
             answered = await _answer(request, asking, deadline)
         response = Response(answered.body, answered.status)
-        response.raw_headers = list(answered.headers)
+        # Of a replica's own connection nothing is said to the client.
+        fields = [field for field in answered.headers if field[0] != b"connection"]
+        response.raw_headers = fields
         return response
 
 

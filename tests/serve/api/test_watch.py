@@ -120,23 +120,25 @@ def test_what_is_being_copied_is_not_tried(
     assert engine.replaced == []
 
 
-def test_what_there_is_no_room_for_is_tried_again_after_a_pause(
+def test_what_there_is_no_room_for_is_tried_again_after_pauses_that_double(
     engine: ToyEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[float] = []
 
     def refuse(name: str, folder: Path | None = None) -> None:
         tries.append(time.monotonic())
-        if len(tries) <= 2:
+        if len(tries) <= 4:
             raise Overloaded("not now")
         engine.rules[name] = read_card(engine.folders[name])  # type: ignore[assignment]
 
     monkeypatch.setattr(engine, "serve", refuse)
-    monkeypatch.setattr(watch_module, "PAUSE_S", 0.2)
+    monkeypatch.setattr(watch_module, "INTERVAL_S", 0.02)
+    monkeypatch.setattr(watch_module, "MAX_PAUSE_S", 0.2)
     train_again(engine.folders["fine"])
-    watched(engine, lambda: wait_until(lambda: len(tries) > 2))
+    watched(engine, lambda: wait_until(lambda: len(tries) > 4))
     pauses = [after - before for before, after in pairwise(tries)]
-    assert len(pauses) == 2 and min(pauses) >= 0.2
+    for pause, at_least in zip(pauses, (0.04, 0.08, 0.16, 0.2), strict=True):
+        assert pause >= at_least
 
 
 def test_a_card_that_cannot_be_read_is_not_served_and_is_logged_once(
