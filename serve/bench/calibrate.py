@@ -29,7 +29,7 @@ from serve.bench.report import BenchReport, notes, origin
 from serve.bench.workload.adapters import random_adapters
 from serve.bench.workload.prompts import conversation, random_rule_text, wordings
 from serve.engine import Call, GuardEngine, ScoreRequest
-from serve.plan.batching import MAX_SEQUENCES, STEP_TOKENS, ReplicaSizes, StepScheduler
+from serve.plan.batching import MAX_SEQUENCES, STEP_TOKENS, ReplicaSizes, StepScheduler, StepWork
 from serve.plan.calibration import (
     BurstRow,
     DeviceCalibration,
@@ -37,7 +37,6 @@ from serve.plan.calibration import (
     fitted,
     non_negative,
 )
-from serve.plan.device import StepWork, shown_ms
 
 BURSTS = 60  # by aLoRAs; a third as many by LoRAs, which take longer
 QUICK_BURSTS = 12
@@ -282,8 +281,7 @@ def table(report: CalibrationReport) -> str:
     lines = []
     for method, cost in report.methods.items():
         submit = dict(zip(("a check", "a token", "a rule"), cost.submit.values(), strict=True))
-        step = shown_ms(cost.step_ms) | {"wake": cost.wake_ms}
-        times = [f"{name} {ms:.3g}" for name, ms in step.items()]
+        times = [f"{name} {ms:.3g}" for name, ms in cost.shown_ms.items()]
         times += [f"submit {name} {ms:.3g}" for name, ms in submit.items()]
         lines += textwrap.wrap(f"{METHODS[method].label}, ms: {', '.join(times)}", 100)
     for method, cost in report.methods.items():

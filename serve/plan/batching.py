@@ -18,10 +18,25 @@ from vllm_alora.weights.slots import Heat
 from serve.engine.dispatch import QUANTUM_STEPS
 from serve.engine.plan import FairQueue
 from serve.engine.thread.engine_thread import MAX_OPEN
-from serve.plan.device import StepWork
 
 # vLLM's defaults, for recipes whose `engine` does not set them.
 STEP_TOKENS, MAX_SEQUENCES = 2048, 128
+
+
+@dataclass
+class StepWork:
+    """The work of one step or of several. `pairs`: those of a token and one it attends to."""
+
+    steps: int = 0
+    tokens: int = 0
+    pairs: float = 0.0
+    sequences: int = 0
+    swap_ins: int = 0
+    loads: int = 0
+
+    def add(self, addend: StepWork) -> None:
+        for name in vars(addend):
+            setattr(self, name, getattr(self, name) + getattr(addend, name))
 
 
 @dataclass(frozen=True)
@@ -146,14 +161,11 @@ class StepScheduler:
         """
         wanted = group.shared + group.rule_tokens - group.done
         tokens = min(self._room(step), wanted)
-        adapted = max(0, tokens - max(0, group.shared - group.done))
         start, work = group.start + group.done, step.work
         work.tokens += tokens
-        work.adapted += adapted
         work.sequences += 1
-        work.reads += start
         work.pairs += tokens * start + tokens * tokens / 2
-        if adapted:
+        if group.done + tokens > group.shared:
             step.adapters.add(group.rules[0])
         if tokens < wanted:
             group.done += tokens

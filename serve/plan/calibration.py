@@ -1,7 +1,4 @@
-"""A device's coefficients as `make bench NAME=calibrate` measured them: `runs/calibration.json`.
-
-Knows nothing of engines.
-"""
+"""What a step takes here, as `make bench NAME=calibrate` measured it: `runs/calibration.json`."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from scipy.optimize import nnls
 from guard.errors import GuardError, choose_from
 from guard.files.strict_json import load_json
 from guard.files.yaml_file import Strict, validate
-from serve.plan.device import StepWork
+from serve.plan.batching import StepWork
 
 COMMAND = "make bench NAME=calibrate"
 FEATURES = ("steps", "tokens", "pairs", "sequences")  # of StepWork, each with a coefficient
@@ -59,6 +56,19 @@ class FittedCost(Strict):
     def submit_ms(self, tokens: int, rules: int) -> float:
         check_ms, token_ms, rule_ms = (self.submit[name] for name in SUBMIT_FEATURES)
         return check_ms + token_ms * tokens + rule_ms * rules
+
+    @property
+    def shown_ms(self) -> dict[str, float]:
+        """The times of the pieces of a step that tables show."""
+        return {
+            "step": self.step["steps"],
+            "1,000 tokens": self.step["tokens"] * 1000,
+            "M pairs": self.step["pairs"] * 1e6,
+            "a rule": self.step["sequences"],
+            "swap-in": self.swap_in_ms,
+            "disk": self.load_ms,
+            "wake": self.wake_ms,
+        }
 
 
 class DeviceCalibration(Strict):

@@ -6,16 +6,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from guard.errors import GuardError
-from guard.files.yaml_file import load, validate
+from guard.files.yaml_file import Strict, load, validate
 from guard.home import HOME, own_or_shipped
-from serve.plan.device import DecoderShape, Finite
 
 PLANS = HOME / "recipes" / "plans"
-HERE = "here"  # the device that `make bench NAME=calibrate` has measured
 MOST_CHECKS = 1_000_000
+
+
+class Finite(Strict):
+    """Strict, and no number is infinite or NaN."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
 
 class PlannedTraffic(Finite):
@@ -64,24 +68,20 @@ class JudgePricing(Finite):
 
 
 class Plan(Finite):
-    """One deployment. A value of None is taken from the model's recipe or from the device.
+    """One deployment, on machines like this one. docs/planning.md has the keys.
 
-    docs/planning.md has the keys. `shape`: the base's, where its folder is not in the checkout.
+    Memory and slots that are None are those of the model's recipe.
     """
 
     name: str
     model: str = "tiny"
-    device: str = HERE
     traffic: PlannedTraffic = PlannedTraffic()
     p95_ms: float = Field(default=500.0, gt=0)
     most_busy: float = Field(default=0.85, gt=0, lt=1)
     price_an_hour: float | None = Field(default=None, gt=0)
-    price_source: str = "given"
-    suffix_tokens: int | None = Field(default=None, ge=1)
     memory_gib: float | None = Field(default=None, gt=0)
     host_gib: float | None = Field(default=None, gt=0)
     slots: int | None = Field(default=None, ge=1)
-    shape: DecoderShape | None = None
     judge: JudgePricing | None = None
     checks: int = Field(default=2000, ge=50, le=MOST_CHECKS)  # simulated at each rate
     seed: int = Field(default=0, ge=0)

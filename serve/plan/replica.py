@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from serve.plan.batching import AdapterSlots, ReplicaSizes, StepScheduler
+from serve.plan.batching import AdapterSlots, ReplicaSizes, StepScheduler, StepWork
 from serve.plan.deployment import PlannedMethod
-from serve.plan.device import StepWork
 from serve.plan.traffic import CheckArrival, TrafficSource
 
 

@@ -35,11 +35,7 @@ def replaced_keys(words: list[str]) -> dict[str, Any]:
 @exits_cleanly
 def main() -> None:
     """Plan, write the report, print the table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m serve.plan.run",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(prog="python -m serve.plan.run", description=__doc__)
     plan_help = "a plan of recipes/plans, or a YAML file (default: tiny_here)"
     parser.add_argument("--plan", default="tiny_here", help=plan_help)
     parser.add_argument("--trace", help="a file of recorded checks: JSON lines, or an audit log")

@@ -14,6 +14,7 @@ from serve.plan.calibration import (
     FittedCost,
 )
 from serve.plan.plan_file import Plan
+from serve.plan.report import PlanReport
 from serve.plan.traffic import CheckArrival
 
 
@@ -53,12 +54,13 @@ def calibration(**costs: FittedCost) -> DeviceCalibration:
     )
 
 
-def calibrated(runs: Path) -> Path:
-    """Write a calibration: a millisecond a token, so that 100 tokens ten times fill a second."""
-    cost = linear(tokens=1.0, swap_in_ms=4.0)
-    path = runs / "calibration.json"
-    path.write_text(calibration(alora=cost, lora=cost).model_dump_json(), encoding="utf-8")
-    return path
+COST = linear(tokens=1.0, swap_in_ms=4.0)
+# A millisecond a token, so that 100 tokens ten times fill a second.
+CALIBRATION = calibration(alora=COST, lora=COST)
+
+
+def calibrated(runs: Path) -> None:
+    (runs / "calibration.json").write_text(CALIBRATION.model_dump_json(), encoding="utf-8")
 
 
 def plan(**replaced: Any) -> Plan:
@@ -71,3 +73,7 @@ def plan(**replaced: Any) -> Plan:
         "traffic": {"rate": 20.0, "lengths": [97, 97], "rules_a_check": [1, 1], "rules": 1},
     }
     return validate(content | replaced, Plan, where="a test's plan")
+
+
+def figures(report: PlanReport, title: str) -> dict[str, dict[str, float]]:
+    return {section.title: section.figures for section in report.sections}[title]

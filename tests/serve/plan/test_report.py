@@ -1,4 +1,4 @@
-"""A whole plan, on coefficients that are written down; its tables and its picture."""
+"""A whole plan, on coefficients that are written down; its tables."""
 
 from __future__ import annotations
 
@@ -13,64 +13,49 @@ from guard.errors import GuardError
 from serve.plan.plan_file import JudgePricing
 from serve.plan.report import PlanReport, build, judge_prices
 from serve.plan.run import main, replaced_keys
-from tests.serve.plan.on_paper import calibrated, plan
+from tests.serve.plan.on_paper import calibrated, figures, plan
 
 JUDGE = {"input": 0.4, "cached_input": 0.1, "output": 1.6, "policy_tokens": 100}
 SEVERAL = {"rate": 20.0, "lengths": [100, 300], "rules_a_check": [4, 8], "rules": 20}
 
 
-def value(report: PlanReport, title: str, label: str, column: str) -> float:
-    return report.rows(title)[label][column].value
-
-
 def test_a_plan_is_priced_by_the_replicas_that_its_rate_needs(tmp_path: Path) -> None:
     calibrated(tmp_path)
     built = build(plan(), tmp_path)
-    rate = value(built, "one replica", "aLoRA", "within target")
-    assert (
-        rate < value(built, "one replica", "aLoRA", "saturates at") == pytest.approx(10, rel=0.01)
-    )
-    replicas = value(built, "cost", "aLoRA", "replicas")
+    replica, cost = (figures(built, title)["aLoRA"] for title in ("one replica", "cost"))
+    rate, replicas = replica["within target, checks/s"], cost["replicas"]
+    assert rate < replica["saturates at, checks/s"] == pytest.approx(10, rel=0.01)
     assert replicas - 1 < 20 / rate <= replicas
     # 3.6 USD an hour: a thousandth a second, for 20 checks of one rule.
-    assert value(built, "cost", "aLoRA", "a million checks") == pytest.approx(replicas * 1000 / 20)
-    assert value(built, "cost", "aLoRA", "a million verdicts") == value(
-        built, "cost", "aLoRA", "a million checks"
-    )
-    assert value(built, "cost", "aLoRA", "checks, always full") == pytest.approx(100, rel=0.01)
+    assert cost["a million checks, USD"] == pytest.approx(replicas * 1000 / 20)
+    assert cost["a million verdicts, USD"] == cost["a million checks, USD"]
+    assert cost["checks, always full, USD"] == pytest.approx(100, rel=0.01)
+    too_strict = figures(build(plan(p95_ms=50.0), tmp_path), "cost")["aLoRA"]
+    assert "replicas" not in too_strict and "checks, always full, USD" in too_strict
 
 
 def test_loras_cost_a_prefill_a_rule_and_a_judge_its_tokens(tmp_path: Path) -> None:
     calibrated(tmp_path)
     built = build(plan(traffic=SEVERAL, judge=JUDGE, p95_ms=10_000.0), tmp_path)
-    ratio = value(built, "one replica", "aLoRA", "saturates at") / value(
-        built, "one replica", "LoRA", "saturates at"
-    )
-    assert 4 < ratio < 8, "six rules, each with a conversation of its own"
+    replicas = figures(built, "one replica")
+    alora, lora = (replicas[label]["saturates at, checks/s"] for label in ("aLoRA", "LoRA"))
+    assert 4 < alora / lora < 8, "six rules, each with a conversation of its own"
     few_slots = build(plan(traffic=SEVERAL, slots=10, p95_ms=10_000.0, checks=100), tmp_path)
-    assert value(few_slots, "one replica", "aLoRA", "swap-ins") > 1
-    assert value(few_slots, "one replica", "aLoRA", "reads") == 0
-    dearest = next(label for label, row in built.rows("cost").items() if "price" not in row)
+    replica = figures(few_slots, "one replica")["aLoRA"]
+    assert replica["swap-ins, a check"] > 1 and replica["reads, a check"] == 0
+    costs = figures(built, "cost")
+    dearest = next(label for label in costs if "a prompt a rule" in label)
     expected = 6 * ((60 + 200 + 100) * 0.4 + 5 * 1.6)
-    assert value(built, "cost", dearest, "a million checks") == pytest.approx(expected, rel=0.1)
-
-
-def test_every_number_says_how_it_is_known_and_only_coefficients_are_measured(
-    tmp_path: Path,
-) -> None:
-    calibrated(tmp_path)
-    built = build(plan(traffic=SEVERAL), tmp_path)
-    for section in built.sections:
-        for figures in section.rows.values():
-            for column, figure in figures.items():
-                assert figure.basis in ("measured here", "computed", "given") and figure.source
-                if figure.basis == "measured here":
-                    assert section.title == "coefficients", column
+    assert costs[dearest]["a million checks, USD"] == pytest.approx(expected, rel=0.1)
     path = tmp_path / "new" / "plan.json"
     built.save(path)
     assert PlanReport.model_validate_json(path.read_text(encoding="utf-8")) == built
-    too_strict = build(plan(p95_ms=50.0), tmp_path).rows("cost")["aLoRA"]  # nothing keeps that
-    assert "replicas" not in too_strict and "checks, always full" in too_strict
+
+
+def test_what_a_machine_costs_is_not_guessed(tmp_path: Path) -> None:
+    calibrated(tmp_path)
+    with pytest.raises(GuardError, match="State `price_an_hour`"):
+        build(plan(price_an_hour=None), tmp_path)
 
 
 def test_a_judge_costs_by_the_token() -> None:
@@ -95,8 +80,8 @@ def test_a_trace_brings_its_own_rate_and_rules(tmp_path: Path) -> None:
     built = build(plan(traffic={"trace": str(path)}), tmp_path)
     assert built.rate == pytest.approx(2.0, rel=0.01)
     # Evenly spaced, so there is no queue: one replica of ten a second.
-    assert value(built, "cost", "aLoRA", "replicas") == 1
-    assert value(built, "one replica", "aLoRA", "p95") == pytest.approx(100, rel=0.02)
+    assert figures(built, "cost")["aLoRA"]["replicas"] == 1
+    assert figures(built, "one replica")["aLoRA"]["p95, ms"] == pytest.approx(100, rel=0.02)
 
 
 SMALL = "traffic.rate=5 traffic.rules_a_check=[1,2] traffic.rules=3 checks=100 p95_ms=900"
@@ -108,32 +93,32 @@ def run(monkeypatch: pytest.MonkeyPatch, runs: Path, *words: str) -> None:
 
 
 def test_values_are_numbers_lists_and_words() -> None:
-    words = ["traffic.rate=5", "traffic.rules_a_check=[1, 2]", "device=l4", "price_source=a=b"]
+    words = ["traffic.rate=5", "traffic.rules_a_check=[1, 2]", "model=tiny", "traffic.trace=a=b"]
     assert replaced_keys(words) == {
         "traffic.rate": 5,
         "traffic.rules_a_check": [1, 2],
-        "device": "l4",
-        "price_source": "a=b",
+        "model": "tiny",
+        "traffic.trace": "a=b",
     }
     for word in ("rate", "=5"):
         with pytest.raises(GuardError, match="not a key of the plan with its value"):
             replaced_keys([word])
 
 
-def test_a_plan_is_printed_with_a_mark_at_every_number_and_kept(
+def test_a_plan_is_printed_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calibrated(tmp_path)
     run(monkeypatch, tmp_path, *SMALL.split())
     printed = capsys.readouterr().out
     for line in (
-        r"1,000 tokens, ms +1,000 m +1,000 m",
-        r"weights, GiB +0\.0293 c +0\.0293 c",
-        r"price, USD an hour +0\.1 g +0\.1 g",
-        r"replicas +\d+ c",  # of LoRA none keeps the target
+        r"1,000 tokens, ms +1,000 +1,000",
+        r"weights, GiB +0\.0293 +0\.0293",
+        r"price, USD an hour +0\.1 +0\.1",
+        r"replicas +\d+",  # of LoRA none keeps the target
     ):
         assert re.search(rf"^{line} *$", printed, re.MULTILINE), line
-    assert "m measured here" in printed and str(tmp_path / "plan.json") in printed
+    assert "commit c0ffee" in printed and str(tmp_path / "plan.json") in printed
     assert (tmp_path / "plan.json").is_file()
 
 

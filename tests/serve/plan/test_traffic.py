@@ -16,7 +16,6 @@ from guard.verdict import Verdict
 from serve.api.observe.audit import AuditLog
 from serve.api.observe.record import CheckRecord, RequestFacts
 from serve.engine import Check
-from serve.plan.device import DEVICES, load_device
 from serve.plan.plan_file import PLANS, PlannedTraffic, load_plan
 from serve.plan.traffic import TrafficSource, draw_traffic, read_trace, trace_rate
 from serve.policy.rule_set import RuleSet
@@ -158,11 +157,9 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
         read_trace(path, SUFFIX)
 
 
-def test_every_plan_and_device_loads() -> None:
+def test_every_plan_loads() -> None:
     for path in PLANS.glob("*.yaml"):
         assert load_plan(path.stem, {}).name == path.stem
-    for path in DEVICES.glob("*.yaml"):
-        assert load_device(path.stem).peak_tflops
 
 
 def test_a_trace_has_its_own_rate_unless_the_plan_or_an_option_beside_it_gives_one(
