@@ -180,9 +180,6 @@ replay: $(ready) $(if $(filter-out 0,$(CLUSTER)),$(cluster)) ##   A=folder B=fol
 	$(python) -m serve.scan.replay "$$A" "$$B" --files "$$FILES" $(call option,method,$(METHOD)) $(if $(OUT),--out "$$OUT") \
 		$(call flag,cluster,$(CLUSTER)) $(call option,actors,$(ACTORS)) $(call flag,force,$(FORCE)) $(OPTIONS)
 
-lengths: $(ready) ##   trained rules on test rows with a turn of 1,000 to 12,000 characters: what is missed, and with confidence -> table, runs/MODEL/lengths.json
-	$(python) -m eval.study.lengths --rule '$(RULE)' --model $(MODEL) $(call option,method,$(METHOD)) $(OPTIONS)
-
 # Three stages over the points of one study: $(1) its kind, $(2) the numbers of rows.
 define study
 	$(python) -m data.study $(1) --rule '$(RULE)' $(data_option) $(call option,rows,$(2)) $(call option,seeds,$(SEEDS)) $(OPTIONS)
