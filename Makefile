@@ -79,7 +79,7 @@ as_they_stand := POLICY DATA UNLABELLED A B FILES OUT TRACE
 $(foreach variable,$(as_they_stand),$(eval override $(variable) := $$(value $(variable))))
 export $(as_they_stand)
 
-.PHONY: help help-all all rule data train eval serve up scan plan test calibrate test-gpu-path compare replay lengths transfer curve sweep bench race merge fuzz doctor setup check format clean
+.PHONY: help help-all all rule data train eval serve up scan plan test calibrate test-gpu-path compare replay transfer curve sweep bench race merge fuzz doctor setup check format clean
 
 commands := awk -F ' *\#\#   ' '/^[a-z-]+:.*\#\#/ { sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, $$2 }'
 variables := awk -F ' *\#\#   ' '/^[A-Z_]+ \?=.*\#\#/ { sub(/ \?= */, "=", $$1); printf "  %-22s %s\n", $$1, $$2 }'

@@ -70,6 +70,9 @@ def test_a_violation_is_blocked_with_the_rule_s_name_whatever_is_beside_it(clien
     assert ask(client, "1").json() == blocked
     assert ask(client, "1", "fine").json() == {"action": "NONE"}
     assert answer(client, "1", "fine").json() == {"action": "NONE"}
+    two = [{"role": "user", "content": text} for text in ("Bye", "Hello")]
+    in_another_order = ask(client, "o", "fine", structured_messages=two, texts=["Hello", "Bye"])
+    assert in_another_order.json() == {"action": "NONE"}
     for beside, status in (("cannot be judged", 422), ("breaks", 503)):
         assert answer(client, "1", "flagged", texts=[beside, "Hi"]).json() == blocked
         failed = answer(client, "1", "fine", texts=[beside, "Hi"])

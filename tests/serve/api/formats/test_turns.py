@@ -73,7 +73,7 @@ def test_a_new_violation_counts_whatever_was_before(censored: Client, censor: Ce
     # Each new turn is judged: a rule on the last turn alone is not satisfied by a later one.
     said = messages("forbidden", "hello", "forbidden", "hello")
     assert asked(censored, messages=said, since=1)["judged_alone"]["words"] > 0.9
-    alone = [[one.content for one in read] for read in censor.conversations[-5::2]]
+    alone = [[one.content for one in read] for read in censor.conversations[-3:]]
     assert alone == [["hello"], ["hello", "forbidden"], ["hello", "forbidden", "hello"]]
 
 
@@ -133,7 +133,7 @@ def test_checks_that_tell_what_is_new_are_not_counted(serve: Serve, censor: Cens
     client = serve(censor, rule_sets={"strict": strict}, observers=[records])
     asked(client, since=3, rule_set="strict")
     purposes = [record.purpose for record in records.kept]
-    assert purposes == ["since", *["answer", "since"] * 2]
+    assert purposes == ["since", *["answer"] * 2, *["since"] * 2]
     assert {record.rule_set.name for record in records.kept} == {"strict"}
     counted = client.get("/metrics").text
     total = 'guard_checks_total{rule_set="strict",tenant="",verdict="violation"} 2.0'

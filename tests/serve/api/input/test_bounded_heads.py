@@ -230,3 +230,11 @@ def test_a_client_that_is_gone_is_seen(server: uvicorn.Server, address: tuple[st
     with opened(address, b"GET /gone HTTP/1.1\r\nhost: here\r\n\r\n" + NEXT):
         wait_until(lambda: tasks, 10)
     wait_until(lambda: not tasks, 10)
+
+
+@pytest.mark.parametrize(("version", "count"), [("1.1", 1), ("1.0", 0)])
+def test_only_1_1_is_told_to_go_on(address: tuple[str, int], version: str, count: int) -> None:
+    sent = f"POST / HTTP/{version}\r\nhost: here\r\nexpect: 100-continue\r\n".encode()
+    sent += b"connection: close\r\ncontent-length: 2\r\n\r\nhi"
+    said = answer_to(address, sent)
+    assert said.count(b"HTTP/1.1 100 ") == count and b"HTTP/1.1 200 " in said
