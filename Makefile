@@ -21,7 +21,7 @@ MODEL ?= tiny##   a base of recipes/models: tiny, minilm, qwen3-4b, …; for mak
 DATA ?=##   your rows (.jsonl, .csv, hub:ORG/NAME), generator, generator+FILE (a few of yours beside), or llm; kept (make compare: a folder)
 METHOD ?=##   one method of the recipe: lora, alora or head; by default all, for make up the recipe's aLoRA, else the first that it lists
 SEEDS ?=##   0,1,2 trains three of every seeded method; by default 0, the served one (make transfer, curve: 0,1,2), and evaluates all that are there
-QUICK ?=##   1: the coarse grid of make serve and of the benchmarks; for make test: no engine starts, 3 minutes
+QUICK ?=##   1: the coarse grid of make serve and of the benchmarks; for make test: no engine starts, 2 minutes
 FORCE ?=##   1: do a stage again although nothing changed
 NAME ?=##   for make rule: the new rule's name; for make bench: which benchmark, or the path of a file with your own
 POLICY ?=##   for make rule: what is forbidden, in a sentence
@@ -162,7 +162,7 @@ scan: $(ready) $(if $(filter-out 0,$(CLUSTER)),$(cluster)) ##   FILES="logs/*.js
 plan: $(ready) ##   what a deployment costs: checks a second, p95 with queueing, memory, replicas, dollars -> table, runs/plan.json (first make bench NAME=calibrate)
 	$(python) -m serve.plan.run $(call option,plan,$(PLAN)) $(if $(TRACE),--trace "$$TRACE") $(OPTIONS)
 
-test: $(ready) $(if $(filter-out 0,$(QUICK)),,$(clients) $(cluster)) ##   all tests; QUICK=1: those without an engine, 3 minutes; TESTS=tests/guard: a part
+test: $(ready) $(if $(filter-out 0,$(QUICK)),,$(clients) $(cluster)) ##   all tests; QUICK=1: those without an engine, 2 minutes; TESTS=tests/guard: a part
 	CENTURION_HOME= $(python) -m pytest $(if $(filter-out 0,$(QUICK)),-m 'not slow') $(TESTS)
 
 # For experts.
