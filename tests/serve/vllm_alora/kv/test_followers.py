@@ -183,6 +183,9 @@ def test_whatever_is_asked_a_group_answers_as_its_requests_do_alone(
     in_step_above: int | None,
 ) -> None:
     """In one step or many, new and again, whether or not a step may share what it computes."""
+    folders = [adapters[name] for name in ALORAS]
+    # Who comes first while its adapter is being read depends on the disk.
+    session_engine.ask([[*text_ids(BLOCK, 9), *invocation_of(path)] for path in folders], folders)
     asked_ways, states = [], []
     for in_groups in (True, False):
         session_engine.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
