@@ -11,8 +11,9 @@ import json
 import secrets
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,6 @@ from tests.deploy.clients import DEPLOY, addressed, environment, program
 from tests.deploy.model_server import model_app
 from tests.serve.serving import serving
 from tests.serve.word_engine import WORDS, WordEngine
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +48,7 @@ VIOLATING = ("Is ibuprofen good?", BAD_REPLY)
 OPEN = ("not-on-error", "open")  # no setting lets a violation pass
 UNJUDGED, BREAKING = "This cannot be judged.", "This breaks the engine."
 START_S = 600.0
+ATTEMPTS = 3  # to start it on a port that nobody has taken meanwhile
 # Of a violation in a request.
 STATUSES = {"centurion": 400, "centurion-moderation": 400, "centurion-detector": 500}
 
@@ -56,31 +57,46 @@ STATUSES = {"centurion": 400, "centurion-moderation": 400, "centurion-detector":
 def litellm_proxy(config: Path) -> Iterator[httpx.Client]:
     """A client of a proxy with this configuration, which ends with the block."""
     key = f"sk-{secrets.token_hex(32)}"  # without one it does not start
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    address, headers = f"http://127.0.0.1:{port}", {"authorization": f"Bearer {key}"}
-    with config.with_suffix(".log").open("wb") as log:
-        process = subprocess.Popen(
-            [program("litellm"), "--config", config, "--host", "127.0.0.1", "--port", port],
-            cwd=config.parent,
-            env=environment(LITELLM_MASTER_KEY=key),
-            stdout=log,
-            stderr=log,
-        )
-    with httpx.Client(base_url=address, headers=headers, timeout=60, trust_env=False) as client:
-
-        def has_started() -> bool:
-            assert process.poll() is None, config.with_suffix(".log").read_text()[-4000:]
-            with suppress(httpx.TransportError):
-                return client.get("/health/liveliness").is_success
-            return False
-
+    headers, log = {"authorization": f"Bearer {key}"}, config.with_suffix(".log")
+    for _ in range(ATTEMPTS):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]  # whoever listens there first has it
+        command = [program("litellm"), "--config", config, "--host", "127.0.0.1"]
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [*command, "--port", str(port)],
+                cwd=config.parent,
+                env=environment(LITELLM_MASTER_KEY=key),
+                stdout=output,
+                stderr=output,
+            )
+        address = f"http://127.0.0.1:{port}"
         try:
-            wait_until(has_started, START_S)
-            yield client
+            with httpx.Client(
+                base_url=address, headers=headers, timeout=60, trust_env=False
+            ) as client:
+                if _has_started(process, client, log):
+                    yield client
+                    return
         finally:
             process.terminate()
             process.wait(30)
+    raise AssertionError(f"LiteLLM ended {ATTEMPTS} times: {log.read_text()[-4000:]}")
+
+
+def _has_started(process: subprocess.Popen[bytes], client: httpx.Client, log: Path) -> bool:
+    """Wait until it answers; False if it has ended, as it does where another has the port."""
+    until = time.monotonic() + START_S
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            return False
+        try:
+            if client.get("/health/liveliness").is_success:
+                return True
+        except httpx.TransportError:
+            pass
+        time.sleep(0.2)
+    raise AssertionError(f"LiteLLM did not start in {START_S:.0f} s: {log.read_text()[-4000:]}")
 
 
 @dataclass(frozen=True)
