@@ -27,7 +27,7 @@ _claimed: dict[Path, AcquireReturnProxy[FileLock]] = {}
 
 @dataclass(frozen=True)
 class Job:
-    """A rule's weights on one base model, by one method, from one seed."""
+    """A rule's weights on one base, by one method and seed. A study's are measured, not served."""
 
     rule: Rule
     recipe: Recipe
@@ -35,6 +35,7 @@ class Job:
     seed: int
     builder: PromptBuilder
     runs: Runs
+    of_study: bool = False
 
     @property
     def name(self) -> str:

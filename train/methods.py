@@ -24,7 +24,8 @@ class Trained(Protocol):
     @property
     def validation_logits(self) -> Sequence[float]:
         """Raw logits of the validation rows in nats, if training computed them; else empty. If the
-        weights were last fitted to these rows, the logits are those from before.
+        weights were last fitted to these rows, the logits are those from before. The test rows'
+        follow them in a study whose training computes these at less cost.
         """
 
     def logits(self, prompts: Sequence[Prompt]) -> list[float]:

@@ -104,9 +104,9 @@ def train(work: Sequence[JobAndRows]) -> list[str]:
 
 def finish(job: Job, rows: Rows, trained: Trained) -> dict[str, Any]:
     """Calibrate trained weights and write their folder. Returns the validation metrics. The test
-    logits always come from the method's reference, because the served engine is held to them
-    (eval/agreement.py). So they owe nothing to how training computed. Raises GuardError naming a
-    row whose logit is not finite.
+    logits of weights to serve come from the method's reference, because the served engine is held
+    to them (eval/agreement.py). So they owe nothing to how training computed. Raises GuardError
+    naming a row whose logit is not finite.
     """
     from train.calibrate import calibrated
     from train.calibration.coverage import covered_by
@@ -119,7 +119,9 @@ def finish(job: Job, rows: Rows, trained: Trained) -> dict[str, Any]:
     labels = [row.label for row in rows.validation]
     is_generated = [row.is_generated for row in rows.validation]
     calibration, metrics = calibrated(of_validation, labels, is_generated, job.rule.max_fpr)
-    covered = covered_by(job, of_validation, trained.logits)
+    covered = None  # what a study's weights are never asked
+    if not job.of_study:
+        covered = covered_by(job, of_validation, trained.logits)
     export(job, trained, seen, logits, calibration, metrics, covered)
     return metrics
 

@@ -47,7 +47,7 @@ def train_study(
             for method in recipe.methods:
                 seed = point.seed * METHODS[method].is_seeded
                 runs = point_runs(folder, point)
-                jobs.append(Job(rule, recipe, method, seed, builder, runs))
+                jobs.append(Job(rule, recipe, method, seed, builder, runs, of_study=True))
             try:
                 outdated, without_threshold = outdated_jobs(jobs, force=force)
             except GuardError as error:

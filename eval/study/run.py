@@ -2,7 +2,7 @@
 
 Every method and a bag of words of the same rows, on the same test rows -> AUROC with intervals,
 paired differences, a picture. The methods' logits are those that training kept, from plain PEFT or
-transformers.
+transformers; of aLoRAs on cached prefixes.
 """
 
 from __future__ import annotations

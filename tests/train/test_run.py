@@ -48,6 +48,7 @@ from tests.train.conftest import (
     write_toy_data,
 )
 from train import run as train_run
+from train.adapter.trained import TrainedAdapter
 from train.adapter.trl import VerdictTrainer, whole_checkpoint
 from train.job import LOCK, Job
 from train.methods import TRAINERS, TrainingWork
@@ -475,12 +476,16 @@ def test_each_point_is_trained_on_its_own_rows_with_its_own_seed_and_only_once(
     of_study: Path,
     tmp_path: Path,
     capsys: CaptureFixture[str],
+    monkeypatch: MonkeyPatch,
 ) -> None:
     """Those of an encoder read its prompts."""
     encoder = encoder_recipe(toy_encoder, max_steps=1).model_copy(update={"name": "encoder"})
     recipes, folder = [make_job(max_steps=2).recipe, encoder], tmp_path / "study"
     write_study(folder)
+    asked = calls_of(monkeypatch, TrainedAdapter, "logits")
     train_study(folder, recipes, rules=of_study)
+    # An aLoRA's are known from its training, and coverage asks for none.
+    assert [adapter.job.method for adapter, prompts in asked if prompts] == ["lora"] * len(POINTS)
     up_to_date: list[str] = []
     for recipe in recipes:
         prompt_hash = prompt_builder(recipe).hash
@@ -493,6 +498,7 @@ def test_each_point_is_trained_on_its_own_rows_with_its_own_seed_and_only_once(
                 card = load_card(trained)
                 assert (card.data_hash, card.seed, card.max_fpr) == (data_hash, seed, None)
                 assert (card.prompt_hash, card.reads) == (prompt_hash, recipe.reads(OF_USER))
+                assert card.coverage is None
                 assert len(read_predictions(trained, "test", "")) == 8
                 up_to_date.append(f"toy {method} seed {seed}, {point.rows} rows: up to date")
     capsys.readouterr()

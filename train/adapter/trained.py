@@ -34,7 +34,7 @@ from train.job import Job
 class TrainedAdapter:
     """A job's adapter in PEFT's layers on the base that serves it, and the head that answers by its
     states, if one does. `validation_logits` are those of the job's validation rows on that base, in
-    nats, where training computed them; else empty.
+    a study the test rows' after them, in nats, where training computed them; else empty.
     """
 
     model: PeftModel

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar, cast
@@ -26,7 +26,7 @@ from guard.errors import GuardError
 from guard.prompt.decoder import Prompt
 from train.adapter.settings import lora_config
 from train.base import refusals
-from train.examples import Row
+from train.examples import Row, Rows
 from train.head.fit import decoder_spans
 from train.head.regression import RowSpans
 from train.prefix.cache import Budget, Prefix, PrefixCache
@@ -110,16 +110,15 @@ class Fleet:
         """The head that each member begins as, fitted to its rows once for all that have the same;
         a member whose states cannot be read has failed.
         """
-        files: dict[Hashable, Path] = {}
+        files: dict[Rows, Path] = {}
         heads: list[HeadInTraining] = []
         device = self.stacked.model.device
         for member in self.members:
             member.job.open_scratch()
-            rows = member.data.train, member.data.validation
             try:
-                file = begin_head(member.job, member.data, self._spans, files.get(rows))
+                file = begin_head(member.job, member.data, self._spans, files.get(member.data))
                 member.head = head_in(file, device)
-                files.setdefault(rows, file)
+                files.setdefault(member.data, file)
             except GuardError as error:
                 member.failure = error
             heads.append(member.head or no_head(self.stacked.model, device))
@@ -137,13 +136,13 @@ class Fleet:
                 self._update(index, loss)
                 yield loss
 
-    def validation_logits(self) -> list[list[float]]:
-        """The logits in nats of each member's validation rows. Neighbours with the same
-        rows go through the model in one pass.
+    def logits(self) -> list[list[float]]:
+        """The logits in nats of the rows that each member answers. Neighbours with the same rows go
+        through the model in one pass.
         """
         logits: list[list[float]] = []
         for rows, neighbours in itertools.groupby(
-            range(len(self.members)), lambda index: self.members[index].data.validation
+            range(len(self.members)), lambda index: self.members[index].answered
         ):
             self.prefixes.fill(map(prefix_of, rows))
             adapters = list(neighbours)
@@ -245,10 +244,8 @@ class Fleet:
         """
         together = SUFFIX_TOKENS // (adapters * max(map(longest_suffix, batches)))
 
-        def read(index: int) -> Iterator[Prefix]:
-            for batch in batches:
-                if index < len(batch):
-                    yield prefix_of(batch[index])
+        def read(index: int) -> list[Prefix]:
+            return [prefix_of(batch[index]) for batch in batches if index < len(batch)]
 
         places = packs(
             range(max(map(len, batches))),

@@ -84,6 +84,12 @@ class Member:
         return self.rows
 
     @property
+    def answered(self) -> Sequence[Row]:
+        """The rows whose logits the last weights give on cached prefixes."""
+        tests = self.data.test if self.job.of_study else ()
+        return (*self.data.validation, *tests)
+
+    @property
     def answers_by_head(self) -> bool:
         return self.job.settings.head is not None
 

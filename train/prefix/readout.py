@@ -141,7 +141,7 @@ def begin_head(job: Job, rows: Rows, reader: Reader, alike: Path | None) -> Path
     word_logits: dict[str, float] = {}
     for row, (held_out_words, offset) in zip(rows.train, held_out, strict=True):
         word_logits[row.id] = _word_logit(held_out_words, row.prompt) + offset
-    for row in rows.validation:
+    for row in (*rows.validation, *rows.test):
         word_logits[row.id] = _word_logit(head.words, row.prompt)
     words = {name: torch.from_numpy(array) for name, array in head.words.tensors().items()}
     begun = {

@@ -54,7 +54,7 @@ def _fitted(fleet: Fleet, recipe: Recipe) -> Iterator[TrainedAdapter | GuardErro
     fleet.train()
     logits: list[list[float]] = []
     if not recipe.quantization:
-        logits = fleet.validation_logits()
+        logits = fleet.logits()
     fleet.stacked.take_out()
     served = fleet.stacked.model
     if recipe.quantization:
@@ -69,10 +69,10 @@ def _fitted(fleet: Fleet, recipe: Recipe) -> Iterator[TrainedAdapter | GuardErro
             trained = replace(trained, head=member.head.as_trained())
         if recipe.quantization:
             # The quantised base, which it was trained on, gives other verdicts than the served one.
-            validation = trained.logits([row.prompt for row in member.data.validation])
+            answered = trained.logits([row.prompt for row in member.answered])
         else:
-            validation = logits[index]
-        trained = replace(trained, validation_logits=validation)
+            answered = logits[index]
+        trained = replace(trained, validation_logits=answered)
         try:
             yield with_head_of_own_rows(trained, member.data)
         except GuardError as error:  # states that are not finite

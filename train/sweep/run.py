@@ -221,14 +221,13 @@ def _point(
     from guard.calibrate import calibrate
     from train.calibration.validation import validation_metrics
 
+    answered = list(zip(validation, logits, strict=True))
     is_generated = [row.is_generated for row in validation]
-    rows = list(validation)
-    if own_rows_decide([row.label for row in rows], is_generated, None):
-        rows = [row for row in rows if not row.is_generated]
-    logit_of = dict(zip([row.id for row in validation], logits, strict=True))
-    logits = [logit_of[row.id] for row in rows]
-    labels = [row.label for row in rows]
-    names = [row.group or row.id for row in rows]
+    if own_rows_decide([row.label for row in validation], is_generated, None):
+        answered = [(row, logit) for row, logit in answered if not row.is_generated]
+    logits = [logit for _, logit in answered]
+    labels = [row.label for row, _ in answered]
+    names = [row.group or row.id for row, _ in answered]
     number_of = {name: number for number, name in enumerate(dict.fromkeys(names))}
     calibration = calibrate(logits, labels)
     metrics = validation_metrics(logits, labels, calibration)
@@ -333,10 +332,9 @@ def _conclusion(complete: Sequence[SweepPoint]) -> str:
     if not complete:
         return "No settings were trained with all seeds; the errors stand above."
     name, worse = advice(complete)
-    rows = len(complete[0].correct)
     return (
-        f"Fewest layers, then smallest rank, within noise of the best ({rows} validation rows): "
-        f"**{name}**, {100 * worse:.1f} points below it."
+        f"Fewest layers, then smallest rank, within noise of the best ({len(complete[0].correct)} "
+        f"validation rows): **{name}**, {100 * worse:.1f} points below it."
     )
 
 

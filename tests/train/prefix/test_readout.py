@@ -79,13 +79,12 @@ def test_it_begins_as_the_head(make_job: MakeJob, base: str) -> None:
 
 
 def test_what_is_written_answers_as_what_was_trained(make_job: MakeJob, tmp_path: Path) -> None:
-    """And validation, on cached prefixes, as plain PEFT on whole prompts."""
-    job = by_head(make_job("alora", max_steps=24))
+    """And a study's rows, on cached prefixes, as plain PEFT on whole prompts."""
+    job = replace(by_head(make_job("alora", max_steps=24)), of_study=True)
     adapter = trained(job)
     rows = data(job)
-    assert adapter.validation_logits == pytest.approx(
-        adapter.logits(prompts_of(rows.validation)), abs=NATS
-    )
+    answered = prompts_of((*rows.validation, *rows.test))
+    assert adapter.validation_logits == pytest.approx(adapter.logits(answered), abs=NATS)
     assert adapter.logits([]) == []  # as for a rule without long rows
     logits = adapter.logits(prompts_of(rows.test))
     assert np.abs(np.subtract(logits, head_of(job).logits(prompts_of(rows.test)))).max() > 0.1

@@ -143,13 +143,16 @@ def test_patience_keeps_the_best(make_job: MakeJob, method: str, monkeypatch: Mo
     assert largest_difference(found, trained(four)) < 1e-4
 
 
-def test_validation_logits_of_two_rules_are_plain_peft_s(make_job: MakeJob) -> None:
+def test_logits_of_two_rules_are_plain_peft_s(make_job: MakeJob) -> None:
+    """Of validation rows, and of a study's test rows."""
     jobs = [make_job("alora", seed=seed, max_steps=6, runs="runs") for seed in (0, 1)]
     jobs.append(replace(jobs[0], rule=RULE.model_copy(update={"title": "Short."}), seed=2))
+    jobs[1] = replace(jobs[1], of_study=True)
     fits = shared_prefix.fit([(job, data(job)) for job in jobs])
     for job, fitted_job in zip(jobs, fits, strict=True):
         assert isinstance(fitted_job, TrainedAdapter)
-        prompts = [row.prompt for row in data(job).validation]
+        rows = [*data(job).validation, *(data(job).test if job.of_study else ())]
+        prompts = [row.prompt for row in rows]
         expected = verdict_logits(fitted_job.model, prompts, job.builder)
         assert fitted_job.validation_logits == pytest.approx(expected, abs=1e-4)
         assert max(expected) - min(expected) > 0.1
