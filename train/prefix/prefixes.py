@@ -17,6 +17,7 @@ from torch import Tensor
 
 MAX_WEIGHTS = 2**25  # weights of attention at a time; one suffix may have more
 PADDING = 1.25  # the most weights of a padded product, relative to those without padding
+PADDED_BYTES = 2**19  # a layer's keys and values of a prefix: copying fewer is cheaper than a call
 COPIED_BYTES = 2**30  # padded keys and values at a time; one layer's may be more
 
 
@@ -111,18 +112,19 @@ class Product:
 class Prefixes:
     """The distinct prefixes of a pass, and which of them each suffix stands on. `states`: `[layers,
     2, kv_heads, tokens, head_dim]` of each prefix. `lengths`: tokens before each suffix.
-    `in_place`: read where they lie or padded; by default in place on a CPU alone.
+    `in_place`: read where they lie or padded; by default in place on a CPU, where they are long.
     """
 
     def __init__(
         self, states: Sequence[Tensor], stands_on: Sequence[int], *, in_place: bool | None = None
     ) -> None:
         device = states[0].device
-        if in_place is None:
-            in_place = device.type == "cpu"
-        self.in_place = in_place
         self.states = states
         self.layers, _, self._kv_heads, _, self._width = states[0].shape
+        if in_place is None:
+            layer_bytes = sum(state.nbytes for state in states) / len(states) / self.layers
+            in_place = device.type == "cpu" and layer_bytes > PADDED_BYTES
+        self.in_place = in_place
         self._tokens = [prefix_states.shape[3] for prefix_states in states]
         self._suffixes_on: list[list[int]] = [[] for _ in states]
         for suffix, prefix in enumerate(stands_on):

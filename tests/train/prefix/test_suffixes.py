@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ from tests.train.conftest import BASES, SHAPE
 from train.prefix import prefixes
 from train.prefix.cache import Budget, Prefix, PrefixCache
 from train.prefix.prefixes import PADDING, Prefixes, joined_parts, separate_parts
-from train.prefix.stacked import layers
+from train.prefix.stacked import Stacked, StackedModel, layers
 from train.prefix.suffixes import attend_to_prefixes, logits
 
 PREFIXES = [40, 300, 36, 1, 7]
@@ -179,9 +179,15 @@ def test_joined_parts_are_few_waste_little_and_hold_all_suffixes(
     assert sorted(held) == sorted(itertools.chain(*suffixes_on))
 
 
-@pytest.mark.parametrize(("device", "in_place"), [("cpu", True), ("meta", False)])
-def test_prefixes_are_read_in_place_on_a_cpu_alone(device: str, in_place: bool) -> None:
-    states = [torch.empty(2, 2, 2, length, 8, device=device) for length in (5, 9)]
+@pytest.mark.parametrize(
+    ("device", "shortest", "in_place"),
+    [("cpu", 4090, True), ("cpu", 4080, False), ("meta", 4090, False)],
+)
+def test_long_prefixes_are_read_in_place_on_a_cpu(
+    device: str, shortest: int, in_place: bool
+) -> None:
+    """From half a MiB in a layer, which 4,096 of these tokens have."""
+    states = [torch.empty(2, 2, 2, length, 8, device=device) for length in (shortest, 4104)]
     assert Prefixes(states, [0, 1]).in_place == in_place
     assert Prefixes(states, [0, 1], in_place=not in_place).in_place != in_place
 
@@ -196,6 +202,28 @@ def test_copies_are_made_by_room(monkeypatch: MonkeyPatch, copied_bytes: int, la
         ((_, keys, _),) = of_pass.products(layer)
         assert torch.equal(keys.view(2, 2, 10, 8)[:, 1, :9], states[0][layer, 0])
         assert len(of_pass._copied) == layers
+
+
+def test_each_adapter_s_inputs_are_dropped_by_its_own_chance() -> None:
+    """And what is left is scaled, in training alone."""
+    model, name = BASES["qwen3"](), "model.layers.0.self_attn.q_proj"
+    configs = [
+        LoraConfig(r=64, lora_alpha=64, lora_dropout=chance, target_modules=["q_proj"])
+        for chance in (0.5, 0.0)
+    ]
+    StackedModel(model, configs, [0, 0], ["first", "second"])
+    layer = cast(Stacked, model.get_submodule(name))
+    for factors in layer.factors:
+        for factor in factors:
+            factor.data.copy_(torch.eye(64))
+    layer.acting = (0, 1)
+    inputs = torch.ones(40, 5, 64)
+    dropped, whole = (layer(inputs) - layer.base(inputs)).split(20)
+    assert set(dropped.round(decimals=4).unique().tolist()) == {0.0, 2.0}
+    assert float(dropped.mean()) == pytest.approx(1.0, abs=0.1)
+    torch.testing.assert_close(whole, inputs[20:])
+    with torch.no_grad():
+        torch.testing.assert_close(layer(inputs) - layer.base(inputs), inputs)
 
 
 def test_the_layers_of_an_adapter_are_counted_and_the_base_stays() -> None:
