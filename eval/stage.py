@@ -18,14 +18,7 @@ from eval.served import OpenPredictor, Served, answering_code, score_missing
 from eval.trial import Trial, answering_recipe, load_trial
 from guard.errors import GuardError
 from guard.home import ROOT
-from guard.layout import (
-    Runs,
-    fingerprint,
-    is_current,
-    mark_current,
-    not_current,
-    running_code,
-)
+from guard.layout import Runs, fingerprint, is_current, mark_current, not_current, running_code
 from guard.machine.provenance import provenance
 from guard.recipe import Recipe
 from guard.rule import rule_names

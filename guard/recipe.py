@@ -200,7 +200,10 @@ class Recipe(Strict):
         return self.dtype
 
     def reads(self, rule: Rule) -> Reads:
-        if KINDS[self.kind].only_judged_turns:
+        """The turns that a head reads. Of a decoder, whose state is of the whole conversation, they
+        are those whose words count.
+        """
+        if KINDS[self.kind].only_judged_turns or (self.kind == "decoder" and rule.turns == "last"):
             return rule.reads
         return "conversation"
 

@@ -34,14 +34,7 @@ from serve.engine.engines import GuardEngines
 from serve.engine.thread.engine_thread import CLOSING_S, EngineThread
 from serve.observers import open_observers
 from serve.policy.rule_set import RuleSet, load_rule_sets
-from serve.selection import (
-    Selection,
-    ServedPart,
-    find_trained,
-    left_out,
-    served_parts,
-    start_warm,
-)
+from serve.selection import Selection, ServedPart, find_trained, left_out, served_parts, start_warm
 from serve.tenants.tenant_file import Tenants, load_tenants
 from serve.tls import tls_settings
 from serve.up_arguments import parse_arguments
@@ -58,11 +51,7 @@ def main() -> None:
     """Serve until SIGINT or SIGTERM."""
     arguments = parse_arguments()
     selection = Selection(
-        arguments.model,
-        arguments.rules,
-        arguments.method,
-        arguments.merged,
-        Runs(arguments.runs),
+        arguments.model, arguments.rules, arguments.method, arguments.merged, Runs(arguments.runs)
     )
     parts = served_parts(selection)
     rule_sets = _rule_sets(arguments.rule_sets, parts)
@@ -71,12 +60,7 @@ def main() -> None:
     observers = open_observers(arguments.audit_log, arguments.traces)
     find = find_trained(selection, parts)
     options = ServedOptions(
-        parts,
-        arguments.timeout,
-        rule_sets,
-        tenants,
-        arguments.audit_log,
-        arguments.traces,
+        parts, arguments.timeout, rule_sets, tenants, arguments.audit_log, arguments.traces
     )
     running = _cluster_app
     if arguments.replicas is None:

@@ -18,8 +18,7 @@ from serve.engine.thread.engine_thread import TIMEOUT_S
 def parse_arguments() -> argparse.Namespace:
     """The options of the command line. Ends the process for some that contradict each other."""
     parser = argparse.ArgumentParser(
-        prog="python -m serve.up",
-        description="Serve the trained rules of a base model over HTTP.",
+        prog="python -m serve.up", description="Serve the trained rules of a base model over HTTP."
     )
     add = parser.add_argument
     several = "several separated by commas answer side by side"

@@ -33,7 +33,9 @@ from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.layout import fingerprint
 from guard.prompt.text import reading_hash, visible
+from guard.prompt.windows import SILENT, UNKNOWN, counting
 from guard.recipe import Recipe
+from guard.rule import LAST_OF, Reads
 
 INSTRUCTION = (
     "Analyze the conversation against the given rule. "
@@ -118,6 +120,23 @@ class PromptBuilder:
         """One message as one labelled line; the last id is the line break that ends the turn."""
         return self._text_ids(labelled(message)) + self._newline
 
+    def judged_ids(self, prefix: Sequence[int], reads: Reads) -> Sequence[int]:
+        """The tokens of `prefix_ids` whose words count for a rule: those of the last turn that it
+        judges, where only the last counts, else all.
+        """
+        if reads not in LAST_OF.values():
+            return prefix
+        lines = prefix[len(self._conversation_head) : len(prefix) - len(self._turn_end)]
+        label_tokens = max(map(len, self._labels))
+        starts = [0]
+        for end, token in enumerate(lines, start=1):
+            is_end = token == self._newline[-1]
+            if is_end and self._speaker(lines[end : end + label_tokens]) != UNKNOWN:
+                starts.append(end)
+        turns = [lines[start:end] for start, end in itertools.pairwise([*starts, len(lines)])]
+        (last,) = counting([self._speaker(turn) for turn in turns], reads)
+        return turns[last]
+
     def suffix_ids(self, rule_text: str) -> list[int]:
         """The rule's turn, unless it is empty, then the assistant's header: each rule's own."""
         text = " ".join(rule_text.split())
@@ -142,6 +161,27 @@ class PromptBuilder:
         # An unknown character (an emoji to WordPiece) is ordinary text, even where its token is
         # also listed as added.
         self._control_ids = frozenset(self._scaffold.get_added_tokens_decoder()) - {unknown_id}
+
+    @cached_property
+    def _labels(self) -> dict[tuple[int, ...], str]:
+        labels = {tuple(self._text_ids(label)): role for role, label in ROLE_LABELS.items()}
+        if len(labels) < len(ROLE_LABELS):
+            problem = "the tokenizer writes the labels of two speakers alike"
+            remedy = "Use another base: a rule reads only the judged speaker's turns"
+            raise GuardError(problem, got=", ".join(ROLE_LABELS.values()), remedy=remedy)
+        return labels
+
+    @cached_property
+    def _empty_turns(self) -> frozenset[tuple[int, ...]]:
+        """The token ids of empty turns: to some tokenizers a space behind the label is one."""
+        texts = [labelled(Message(role, "")) for role in ROLE_LABELS]
+        return frozenset(tuple(self._text_ids(text)) for text in texts)
+
+    def _speaker(self, turn: Sequence[int]) -> str:
+        for label, role in self._labels.items():
+            if tuple(turn[: len(label)]) == label:
+                return SILENT if tuple(turn[:-1]) in self._empty_turns else role
+        return UNKNOWN
 
     def _header(self, role: str) -> list[int]:
         return [self._control("<|im_start|>"), *self._text_ids(role), *self._newline]

@@ -11,14 +11,12 @@ before the turn is cut: no part of a text can pass for a label.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 from typing import Any, get_args
 
 from tokenizers import Tokenizer
 
 from guard.conversation.example import Message
-from guard.errors import GuardError
-from guard.prompt.decoder import ROLE_LABELS, SAMPLE, PromptBuilder, labelled, load_tokenizer
+from guard.prompt.decoder import SAMPLE, PromptBuilder, labelled, load_tokenizer
 from guard.prompt.windows import (
     OVERLAP,
     SILENT,
@@ -101,23 +99,3 @@ class EncoderPromptBuilder(PromptBuilder):
 
     def spans(self, window: Window) -> list[Span]:
         return cut_spans(window, SPAN_TOKENS)
-
-    @cached_property
-    def _labels(self) -> dict[tuple[int, ...], str]:
-        labels = {tuple(self._text_ids(label)): role for role, label in ROLE_LABELS.items()}
-        if len(labels) < len(ROLE_LABELS):
-            problem = "the tokenizer writes the labels of two speakers alike"
-            remedy = "Use another base: a rule reads only the judged speaker's turns"
-            raise GuardError(problem, got=", ".join(ROLE_LABELS.values()), remedy=remedy)
-        return labels
-
-    @cached_property
-    def _empty_turns(self) -> frozenset[tuple[int, ...]]:
-        """The token ids of empty turns: to some tokenizers a space behind the label is one."""
-        return frozenset(tuple(self.turn_ids(Message(role, ""))) for role in ROLE_LABELS)
-
-    def _speaker(self, turn: Sequence[int]) -> str:
-        for label, role in self._labels.items():
-            if tuple(turn[: len(label)]) == label:
-                return SILENT if tuple(turn[:-1]) in self._empty_turns else role
-        return UNKNOWN

@@ -167,10 +167,7 @@ class CheckService(ABC):
             observer.checked(record)
 
     async def check_each(
-        self,
-        request: Request,
-        conversations: Sequence[Sequence[Message]],
-        question: Question,
+        self, request: Request, conversations: Sequence[Sequence[Message]], question: Question
     ) -> SeveralChecks:
         """A check for each conversation, TEXTS_AT_ONCE at a time. After a failure none is begun any
         more, and those under way end. Raises HTTPException 413 as `check`.
@@ -214,10 +211,7 @@ class CheckService(ABC):
         return rules
 
     async def judge_each(
-        self,
-        request: Request,
-        conversations: Sequence[Sequence[Message]],
-        question: Question,
+        self, request: Request, conversations: Sequence[Sequence[Message]], question: Question
     ) -> list[DecidedCheck]:
         """`check_each`, where every rule has a verdict, else Unjudged is raised."""
         checks = (await self.check_each(request, conversations, question)).all()

@@ -30,13 +30,7 @@ from serve.bench.workload.adapters import random_adapters
 from serve.bench.workload.prompts import conversation, random_rule_text, wordings
 from serve.engine import Call, GuardEngine, ScoreRequest
 from serve.plan.batching import MAX_SEQUENCES, STEP_TOKENS, ReplicaSizes, StepScheduler, StepWork
-from serve.plan.calibration import (
-    BurstRow,
-    DeviceCalibration,
-    FittedCost,
-    fitted,
-    non_negative,
-)
+from serve.plan.calibration import BurstRow, DeviceCalibration, FittedCost, fitted, non_negative
 
 BURSTS = 60  # by aLoRAs; a third as many by LoRAs, which take longer
 QUICK_BURSTS = 12

@@ -7,14 +7,7 @@
 `pip install ./serve/client` installs it by itself, as `centurion_client`.
 """
 
-from .answers import (
-    CheckAnswer,
-    CheckFailed,
-    NotAllowed,
-    RuleAnswer,
-    RuleExplanation,
-    RuleUnjudged,
-)
+from .answers import CheckAnswer, CheckFailed, NotAllowed, RuleAnswer, RuleExplanation, RuleUnjudged
 from .asynchronous import AsyncGuardClient
 from .synchronous import GuardClient
 

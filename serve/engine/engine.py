@@ -28,6 +28,7 @@ from serve.engine.backends.arguments import stated_args, stated_max_rank
 from serve.engine.backends.start import STARTS, StartBackend
 from serve.engine.call import Call, OpenCheck
 from serve.engine.dispatch import Dispatcher
+from serve.engine.head import CountedTexts
 from serve.engine.plan import CallPlan
 from serve.engine.prompts import Prompts
 from serve.engine.rules import ServedRules, part_of_base, reads_exact_states
@@ -145,7 +146,8 @@ class GuardEngine:
         what it computed need not stay for later. Rules whose adapters are in a slot come first.
         """
         self._dispatcher.check_usable()
-        call = Call([None] * len(requests))
+        counted = CountedTexts(self._prompts.builder.judged_ids)
+        call = Call([None] * len(requests), counted=counted)
         plan = CallPlan(call, self._rules, self._prompts, self._dispatcher.queue())
         try:
             for in_flight in plan.prompts(requests, self._waiting_for_slots()):

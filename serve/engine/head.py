@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, get_args
@@ -32,9 +32,14 @@ MOST_COUNTED = len(get_args(Reads))  # sets of texts whose counted words are kep
 
 
 class CountedTexts:
-    """The words of the last few conversations' spans."""
+    """The words of the last few conversations' spans. `judged_ids` gives the tokens of a decoder's
+    conversation whose words count; by default all do.
+    """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, judged_ids: Callable[[Sequence[int], Reads], Sequence[int]] = lambda prefix, _: prefix
+    ) -> None:
+        self.judged_ids = judged_ids
         self._words: dict[tuple[tuple[int, ...], ...], NgramRows] = {}
 
     def of(self, texts: tuple[tuple[int, ...], ...]) -> NgramRows:
@@ -74,13 +79,14 @@ class HeadInput:
         return self._states_of[reads]
 
     def words(self, reads: Reads) -> NgramRows:
-        """Of the same spans, where their speaker is judged; of all where there are no spans."""
+        """Of the same spans, where their speaker is judged; of a decoder's conversation where there
+        are no spans.
+        """
         if reads not in self._words_of:
+            texts = [self._counted.judged_ids(self._prefix, reads)]
             if self._spans:
-                texts = tuple(self._text(index, reads) for index in self._counting(reads))
-                self._words_of[reads] = self._counted.of(texts)
-            else:
-                self._words_of[reads] = self._counted.of((tuple(self._prefix),))
+                texts = [self._text(index, reads) for index in self._counting(reads)]
+            self._words_of[reads] = self._counted.of(tuple(map(tuple, texts)))
         return self._words_of[reads]
 
     def _text(self, index: int, reads: Reads) -> tuple[int, ...]:

@@ -102,11 +102,7 @@ class PartJudge:
     """
 
     def __init__(
-        self,
-        start_engine: StartEngine,
-        folder: Path,
-        manifest: ScanManifest,
-        working_folder: Path,
+        self, start_engine: StartEngine, folder: Path, manifest: ScanManifest, working_folder: Path
     ) -> None:
         os.chdir(working_folder)
         self._engine = start_engine()

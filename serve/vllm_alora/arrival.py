@@ -66,10 +66,7 @@ def servable(
 
 
 def active_from(
-    prompt_token_ids: Sequence[int],
-    adapter: AdapterFiles,
-    name: str,
-    expected: int | None = None,
+    prompt_token_ids: Sequence[int], adapter: AdapterFiles, name: str, expected: int | None = None
 ) -> int:
     """The token from which on the adapter acts in the prompt; 0 for a plain LoRA. Raises
     InvocationError where it never would, or not at the token that is `expected`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 from guard.conversation.example import Message
 from guard.method import HEAD, PEFT_CONFIG
 from guard.prompt.ngrams import ngram_rows
+from guard.weights.card import load_card
 from guard.weights.head import Head
 from tests.plain_words import plain_word_logit, random_words
 from tests.serve.adapters import base_model, peft_model
@@ -30,10 +32,10 @@ def save_head(folder: Path, name: str, *, seed: int, method: str = "head", **car
     return folder
 
 
-def save_alora(folder: Path, name: str, *, seed: int) -> Path:
+def save_alora(folder: Path, name: str, *, seed: int, **card: object) -> Path:
     """A random aLoRA with a random head, by whose logit it answers."""
     save_adapter(folder, name, seed=seed)
-    return save_head(folder, name, seed=seed, method="alora")
+    return save_head(folder, name, seed=seed, method="alora", **card)
 
 
 def random_head(rng: np.random.Generator) -> Head:
@@ -62,5 +64,7 @@ def reference_logit(messages: tuple[Message, ...], rule_text: str, folder: Path)
     state = output.hidden_states[-1][0, -1].double().numpy()
     tensors = load_file(folder / HEAD_FILE)
     of_state = float(tensors["weight"].astype(np.float64) @ state)
-    prefix = prompt.token_ids[: prompt.invocation_start]
-    return of_state + plain_word_logit(tensors, prefix) + float(tensors["bias"][0])
+    counted: Sequence[int] = prompt.token_ids[: prompt.invocation_start]
+    if load_card(folder).reads == "last user":
+        counted = prompts().turn_ids([turn for turn in messages if turn.role == "user"][-1])
+    return of_state + plain_word_logit(tensors, counted) + float(tensors["bias"][0])

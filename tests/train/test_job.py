@@ -63,6 +63,7 @@ def test_all_that_decides_is_fingerprinted_and_nothing_else(
         assert replace(job).inputs != before, split
     of_encoder = make_encoder_job(judged="assistant")
     assert (of_encoder.reads, job.reads) == ("assistant", "conversation")
+    assert with_rule(job, judged="user", turns="last").reads == "last user"  # the words
     assert of_encoder.inputs != make_encoder_job(judged="user").inputs
 
 

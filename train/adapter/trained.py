@@ -55,7 +55,7 @@ class TrainedAdapter:
     def spans(self, prompts: Sequence[Prompt]) -> list[RowSpans]:
         """What a head reads of `prompts`: the adapter's states, and the words."""
         self._check_present()
-        return decoder_spans(adapted_states(self.model, prompts), prompts)
+        return decoder_spans(self.job, adapted_states(self.model, prompts), prompts)
 
     def save(self, folder: Path) -> None:
         """Write PEFT's two files, which load in plain PEFT, and the head's."""

@@ -71,21 +71,25 @@ def fit(jobs: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedHead | GuardError]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     base = load_served_base(recipe, device)
 
-    yield from fit_on(lambda _: lambda prompts: decoder_spans(states(base, prompts), prompts), jobs)
+    def reader_of(job: Job) -> Reader:
+        return lambda prompts: decoder_spans(job, states(base, prompts), prompts)
+
+    yield from fit_on(reader_of, jobs)
 
 
-def decoder_spans(states: np.ndarray, prompts: Sequence[Prompt]) -> list[RowSpans]:
-    """What a head reads of each prompt: its one state, of `states` [prompts, hidden size], and the
-    words of the conversation.
+def decoder_spans(job: Job, states: np.ndarray, prompts: Sequence[Prompt]) -> list[RowSpans]:
+    """What a job's head reads of each prompt: its one state, of `states` [prompts, hidden size],
+    and the words that count.
     """
     spans: list[RowSpans] = []
     for state, prompt in zip(states, prompts, strict=True):
-        spans.append(RowSpans(state[None], conversation_words(prompt)))
+        spans.append(RowSpans(state[None], judged_words(job, prompt)))
     return spans
 
 
-def conversation_words(prompt: Prompt) -> NgramRows:
-    return ngram_rows([prompt.token_ids[: prompt.invocation_start]])
+def judged_words(job: Job, prompt: Prompt) -> NgramRows:
+    prefix = prompt.token_ids[: prompt.invocation_start]
+    return ngram_rows([job.builder.judged_ids(prefix, job.reads)])
 
 
 def fit_on(

@@ -9,6 +9,7 @@ lora_dropout do). Knows nothing of memory budgets, thresholds, cards or files of
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,6 +30,7 @@ from train.base import refusals
 from train.examples import Row, Rows
 from train.head.fit import decoder_spans
 from train.head.regression import RowSpans
+from train.job import Job
 from train.prefix.cache import Budget, Prefix, PrefixCache
 from train.prefix.member import Member
 from train.prefix.prefixes import Prefixes
@@ -116,7 +118,8 @@ class Fleet:
         for member in self.members:
             member.job.open_scratch()
             try:
-                file = begin_head(member.job, member.data, self._spans, files.get(member.data))
+                reader = functools.partial(self._spans, member.job)
+                file = begin_head(member.job, member.data, reader, files.get(member.data))
                 member.head = head_in(file, device)
                 files.setdefault(member.data, file)
             except GuardError as error:
@@ -124,10 +127,10 @@ class Fleet:
             heads.append(member.head or no_head(self.stacked.model, device))
         return heads
 
-    def _spans(self, prompts: Sequence[Prompt]) -> list[RowSpans]:
-        """What a head on the bare base reads of prompts, whose prefixes are cached."""
+    def _spans(self, job: Job, prompts: Sequence[Prompt]) -> list[RowSpans]:
+        """What a job's head on the bare base reads of prompts, whose prefixes are cached."""
         rows = [Row("", "train", 0, prompt) for prompt in prompts]  # their prompts count alone
-        return decoder_spans(self._states(rows), prompts)
+        return decoder_spans(job, self._states(rows), prompts)
 
     def step(self) -> Iterator[float]:
         """Run one step of every running member, and yield the mean loss of each in nats."""

@@ -24,7 +24,7 @@ from guard.prompt.decoder import Prompt, PromptBuilder
 from guard.weights.head import NO_WORDS, Head, WordWeights
 from train.adapter.trained import float32_head, yes_minus_no
 from train.examples import Row, Rows
-from train.head.fit import conversation_words, fitted_with_held_out_words
+from train.head.fit import fitted_with_held_out_words, judged_words
 from train.head.regression import Reader
 from train.job import Job
 from train.prefix.prefixes import Prefixes
@@ -140,9 +140,9 @@ def begin_head(job: Job, rows: Rows, reader: Reader, alike: Path | None) -> Path
     head = trained.head
     word_logits: dict[str, float] = {}
     for row, (held_out_words, offset) in zip(rows.train, held_out, strict=True):
-        word_logits[row.id] = _word_logit(held_out_words, row.prompt) + offset
+        word_logits[row.id] = _word_logit(held_out_words, job, row.prompt) + offset
     for row in (*rows.validation, *rows.test):
-        word_logits[row.id] = _word_logit(head.words, row.prompt)
+        word_logits[row.id] = _word_logit(head.words, job, row.prompt)
     words = {name: torch.from_numpy(array) for name, array in head.words.tensors().items()}
     begun = {
         "weight": torch.from_numpy(head.weight),
@@ -176,5 +176,5 @@ def no_head(model: PreTrainedModel, device: torch.device) -> HeadInTraining:
     return HeadInTraining(nn.Parameter(weight), nn.Parameter(bias), NO_WORDS, {}, [])
 
 
-def _word_logit(words: WordWeights, prompt: Prompt) -> float:
-    return float(words.logits(conversation_words(prompt))[0])
+def _word_logit(words: WordWeights, job: Job, prompt: Prompt) -> float:
+    return float(words.logits(judged_words(job, prompt))[0])

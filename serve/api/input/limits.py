@@ -101,11 +101,7 @@ class BoundedBodies:
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        refuse: Refuse,
-        timeout_s: float,
-        max_requests: int | None = None,
+        self, app: ASGIApp, refuse: Refuse, timeout_s: float, max_requests: int | None = None
     ) -> None:
         self._app = app
         self._refuse = refuse

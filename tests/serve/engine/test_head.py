@@ -213,11 +213,14 @@ def test_all_kinds_of_rules_are_one_call(engine: GuardEngine, folders: Mapping[s
 def test_an_alora_s_head_reads_the_states_that_the_alora_makes(
     engine: GuardEngine, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
-    """Beside rules of every other kind; those of one conversation follow each other."""
+    """Beside rules of every other kind; those of one conversation follow each other. Two count the
+    words of the user's last turn alone.
+    """
     names = [f"alora and head {number}" for number in range(4)]
     folders = {}
     for seed, name in enumerate(names, start=50):
-        folders[name] = save_alora(tmp_path / name, name, seed=seed)
+        reads = ("last user", "conversation")[seed % 2]
+        folders[name] = save_alora(tmp_path / name, name, seed=seed, reads=reads)
         engine.add(name, folders[name])
     followed: list[bool] = []
     follow = decoder.follow

@@ -17,6 +17,7 @@ from transformers import set_seed
 
 from guard.errors import GuardError
 from guard.method import HEAD
+from guard.prompt.ngrams import ngram_rows
 from guard.recipe import MethodSettings
 from guard.weights.head import Head
 from tests.train.conftest import (
@@ -37,7 +38,7 @@ from train.adapter.trained import TrainedAdapter
 from train.base import load_served_base
 from train.examples import Row, Rows
 from train.head import fit as head_fit
-from train.head.fit import conversation_words
+from train.head.fit import judged_words
 from train.job import Job
 from train.prefix import fleet, readout
 from train.prefix import trainer as shared_prefix
@@ -78,9 +79,13 @@ def test_it_begins_as_the_head(make_job: MakeJob, base: str) -> None:
     assert trained(job).logits(tests) == pytest.approx(head_of(job).logits(tests), abs=NATS)
 
 
-def test_what_is_written_answers_as_what_was_trained(make_job: MakeJob, tmp_path: Path) -> None:
+@pytest.mark.parametrize("turns", ["any", "last"])
+def test_what_is_written_answers_as_what_was_trained(
+    make_job: MakeJob, tmp_path: Path, turns: str
+) -> None:
     """And a study's rows, on cached prefixes, as plain PEFT on whole prompts."""
     job = replace(by_head(make_job("alora", max_steps=24)), of_study=True)
+    job = replace(job, rule=RULE.model_copy(update={"turns": turns}))
     adapter = trained(job)
     rows = data(job)
     answered = prompts_of((*rows.validation, *rows.test))
@@ -94,7 +99,10 @@ def test_what_is_written_answers_as_what_was_trained(make_job: MakeJob, tmp_path
     loaded = PeftModel.from_pretrained(base, tmp_path).eval()
     for row, expected in zip(rows.test, logits, strict=True):
         state = last_states(loaded, [row])[0].detach().double().numpy()
-        words = conversation_words(row.prompt)
+        words = judged_words(job, row.prompt)
+        assert (len(words.keys) < len(ngram_rows([row.prompt.token_ids]).keys) / 2) == (
+            turns == "last"
+        )
         assert head.logit(state[None], words) == pytest.approx(expected, abs=NATS)
 
 
@@ -179,7 +187,7 @@ def test_training_rows_have_the_words_of_other_rows(
     ((_, (start,)),) = starts
     rows = data(job)
     plain = {
-        row.id: float(start.words.logits(conversation_words(row.prompt))[0]) for row in rows.train
+        row.id: float(start.words.logits(judged_words(job, row.prompt))[0]) for row in rows.train
     }
     held_out = [start.word_logits[row.id] for row in rows.train]
     # What a fit to itself knows by heart, the others' does not.
