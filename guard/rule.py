@@ -63,7 +63,7 @@ class Rule(Strict):
     policy: str = Field(min_length=10)
     judged: Judged
     # Whether a violation in any of the judged speaker's turns counts, or only one in the last: then
-    # every message has to be checked as it comes. Encoders read and data are labelled accordingly.
+    # every message has to be checked as it comes. Heads read and data are labelled accordingly.
     turns: Turns = "any"
     # Whether the same words may be allowed in one conversation and a violation in another: then
     # nothing that is said in others stands in this rule's generated rows.

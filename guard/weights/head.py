@@ -3,9 +3,9 @@
     logit = highest over the spans of (weight · state + word weights · TF-IDF of its words) + bias
 
 An encoder has several spans (`prompt/windows.py`), so that no words elsewhere outweigh those of a
-violation. A decoder has one: its state at the prompt's end, and the words of the whole
-conversation. Word weights alone are a bag of words; states recognise phrasings that training has
-not shown.
+violation. A decoder has one: its state at the prompt's end, and the words of the conversation, or
+of its last judged turn where only that counts. Word weights alone are a bag of words; states
+recognise phrasings that training has not shown.
 
 On a frozen base, and beside a decoder's aLoRA, the file is `head.safetensors`. An encoder's adapter
 holds weight and bias as PEFT's classifier, and the word weights in a file beside it,

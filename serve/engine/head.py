@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, get_args
@@ -32,22 +32,28 @@ MOST_COUNTED = len(get_args(Reads))  # sets of texts whose counted words are kep
 
 
 class CountedTexts:
-    """The words of the last few conversations' spans. `judged_ids` gives the tokens of a decoder's
+    """The words of the last few conversations. `judged_ids` gives the tokens of a decoder's
     conversation whose words count; by default all do.
     """
 
     def __init__(
         self, judged_ids: Callable[[Sequence[int], Reads], Sequence[int]] = lambda prefix, _: prefix
     ) -> None:
-        self.judged_ids = judged_ids
-        self._words: dict[tuple[tuple[int, ...], ...], NgramRows] = {}
+        self._judged_ids = judged_ids
+        self._words: dict[Hashable, NgramRows] = {}
 
-    def of(self, texts: tuple[tuple[int, ...], ...]) -> NgramRows:
-        if texts not in self._words:
+    def of_spans(self, texts: tuple[tuple[int, ...], ...]) -> NgramRows:
+        return self._kept(texts, lambda: texts)
+
+    def of_conversation(self, prefix: tuple[int, ...], reads: Reads) -> NgramRows:
+        return self._kept((prefix, reads), lambda: [self._judged_ids(prefix, reads)])
+
+    def _kept(self, key: Hashable, texts: Callable[[], Sequence[Sequence[int]]]) -> NgramRows:
+        if key not in self._words:
             if len(self._words) == MOST_COUNTED:
                 self._words.clear()
-            self._words[texts] = ngram_rows(texts)
-        return self._words[texts]
+            self._words[key] = ngram_rows(texts())
+        return self._words[key]
 
 
 class HeadInput:
@@ -83,10 +89,12 @@ class HeadInput:
         are no spans.
         """
         if reads not in self._words_of:
-            texts = [self._counted.judged_ids(self._prefix, reads)]
             if self._spans:
-                texts = [self._text(index, reads) for index in self._counting(reads)]
-            self._words_of[reads] = self._counted.of(tuple(map(tuple, texts)))
+                texts = tuple(self._text(index, reads) for index in self._counting(reads))
+                words = self._counted.of_spans(texts)
+            else:
+                words = self._counted.of_conversation(tuple(self._prefix), reads)
+            self._words_of[reads] = words
         return self._words_of[reads]
 
     def _text(self, index: int, reads: Reads) -> tuple[int, ...]:

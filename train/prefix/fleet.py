@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 
 from guard.errors import GuardError
 from guard.prompt.decoder import Prompt
+from guard.rule import Reads
 from train.adapter.settings import lora_config
 from train.base import refusals
 from train.examples import Row, Rows
@@ -109,19 +110,20 @@ class Fleet:
                 member.begin(self.stacked.weights(index))
 
     def _heads(self) -> list[HeadInTraining]:
-        """The head that each member begins as, fitted to its rows once for all that have the same;
+        """The head that each member begins as, fitted to its rows once for all that read the same;
         a member whose states cannot be read has failed.
         """
-        files: dict[Rows, Path] = {}
+        files: dict[tuple[Rows, Reads], Path] = {}
         heads: list[HeadInTraining] = []
         device = self.stacked.model.device
         for member in self.members:
             member.job.open_scratch()
+            reader = functools.partial(self._spans, member.job)
+            read = member.data, member.job.reads
             try:
-                reader = functools.partial(self._spans, member.job)
-                file = begin_head(member.job, member.data, reader, files.get(member.data))
+                file = begin_head(member.job, member.data, reader, files.get(read))
                 member.head = head_in(file, device)
-                files.setdefault(member.data, file)
+                files.setdefault(read, file)
             except GuardError as error:
                 member.failure = error
             heads.append(member.head or no_head(self.stacked.model, device))

@@ -1,10 +1,11 @@
 """The prefixes of a pass, and the batched products in which suffixes attend to them.
 
 In place, a prefix's keys and values are read where they lie, one product after another: the fastest
-on a CPU. A GPU would mostly wait for their launches, so there prefixes of like length and like many
-readers go into one product: their keys and values are copied side by side, the shorter ones filled
-up with zeros that are hidden. Either way suffixes share what they read, and the mathematics is the
-same. Knows nothing of models, adapters or gradients.
+on a CPU for long ones. A GPU would mostly wait for their launches, and a CPU for the calls of short
+ones, so there prefixes of like length and like many readers go into one product: their keys and
+values are copied side by side, the shorter ones filled up with zeros that are hidden. Either way
+suffixes share what they read, and the mathematics is the same. Knows nothing of models, adapters or
+gradients.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from train.job import Job
 from train.prefix.prefixes import Prefixes
 from train.prefix.stacked import StackedModel
 
-START = "start.pt"  # in a job's scratch folder
+START = "begun_head.pt"  # in a job's scratch folder
 
 
 def suffix_of(row: Row) -> Sequence[int]:

@@ -54,8 +54,8 @@ class Stacked(nn.Module):
         if any(chances) and torch.is_grad_enabled():
             kept = 1 - torch.tensor(chances, device=rows.device)[:, None, None]
             # On a CPU half the time of functional.dropout, whose generator is slow there.
-            mask = torch.rand(rows.shape, device=rows.device) < kept
-            rows = rows.to(a.dtype) * (mask / kept)
+            dropped = torch.rand(rows.shape, device=rows.device) >= kept
+            rows = rows.to(a.dtype).masked_fill(dropped, 0) / kept
         low = torch.bmm(rows, a.transpose(1, 2)) * self._scaling_of_acting()
         update = torch.bmm(low, b.transpose(1, 2))
         return out + update.view(out.shape).to(out.dtype)

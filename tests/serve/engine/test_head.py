@@ -333,7 +333,8 @@ def test_serving_reads_the_spans_and_words_of_training(reads: Reads) -> None:
         rng.shuffle(windows)
         spans = spoken(builder, windows)
         states = np.arange(len(spans), dtype=np.float32)[:, None]
-        read = HeadInput(EngineOutput("1", math.nan, 0, 0, states, tuple(spans)), token_ids)
+        output = EngineOutput("1", math.nan, 0, 0, states, tuple(spans))
+        read = HeadInput(output, token_ids, CountedTexts(builder.judged_ids))
         got = read.states(reads)
         assert got is not None
         served = sorted(spans[int(index)] for index in got[:, 0])
@@ -365,8 +366,8 @@ def test_the_words_of_one_conversation_are_counted_once_in_a_call() -> None:
     for served, trained_on in zip(of_prefix[0], ngram_rows([prefix]), strict=True):
         assert np.array_equal(served, trained_on)
     for token in range(MOST_COUNTED):
-        counted.of(((token,),))
-    assert counted.of(texts[0]) is not words[0]  # of a call's many conversations few are kept
+        counted.of_spans(((token,),))
+    assert counted.of_spans(texts[0]) is not words[0]  # of a call's many conversations few are kept
 
 
 LAYERS, KEPT, SIZE = 4, 3, 128

@@ -172,6 +172,18 @@ def plain_step(
     return weights(model), stepped
 
 
+def test_a_rule_that_reads_other_turns_has_a_head_of_its_own(make_job: MakeJob) -> None:
+    """Beside one of the same rows and text."""
+    jobs = [by_head(make_job("alora", max_steps=1, runs=turns)) for turns in ("any", "last")]
+    jobs[1] = replace(jobs[1], rule=RULE.model_copy(update={"turns": "last"}))
+    known: list[int] = []
+    for fitted in shared_prefix.fit([(job, data(job)) for job in jobs]):
+        assert isinstance(fitted, TrainedAdapter) and fitted.head is not None
+        known.append(len(fitted.head.words.weights))
+    assert known == [len(head_of(job).head.words.weights) for job in jobs]
+    assert known[0] != known[1]
+
+
 def test_a_training_that_only_loses_is_undone(make_job: MakeJob) -> None:
     job = by_head(make_job("alora", learning_rate=30.0, max_steps=16))
     tests = prompts_of(data(job).test)
