@@ -109,7 +109,8 @@ class Recipe(Strict):
     base: str  # a folder, a hub id, package:MODULE/FOLDER, or gguf: and a file
     layers: int | None = Field(default=None, ge=1)  # the first ones of a decoder; all by default
     revision: str | None = None  # of a hub base
-    # The file may have a mapping such as {cpu: float32, cuda: bfloat16}: this device's counts.
+    # The file may have a mapping such as {cpu: float32, cuda: bfloat16}: this device's counts; and
+    # `fastest`: bfloat16 on a CPU that multiplies it, else float32.
     dtype: Dtype
     quantization: Literal["nf4"] | None = None  # in training; adapters are served in `dtype`
     context_tokens: int = Field(ge=128)
@@ -125,12 +126,14 @@ class Recipe(Strict):
     @field_validator("dtype", mode="before")
     @classmethod
     def _of_this_device(cls, dtype: object) -> object:
-        if not isinstance(dtype, dict):
-            return dtype
-        devices = get_args(Device)
-        if installed_device() not in dtype or not dtype.keys() <= set(devices):
-            raise ValueError(f"a dtype for each of {', '.join(devices)}, or one for both")
-        return dtype[installed_device()]
+        if isinstance(dtype, dict):
+            devices = get_args(Device)
+            if installed_device() not in dtype or not dtype.keys() <= set(devices):
+                raise ValueError(f"a dtype for each of {', '.join(devices)}, or one for both")
+            dtype = dtype[installed_device()]
+        if dtype == "fastest":
+            return "bfloat16" if multiplies_bfloat16() else "float32"
+        return dtype
 
     @field_validator("engine")
     @classmethod

@@ -141,6 +141,8 @@ SERVED = [
     ("cuda", "bfloat16", "dtype: float16", "bfloat16", "float16"),
     ("cpu", BOTH, "", "float32", "float32"),
     ("cuda", BOTH, "", "bfloat16", "bfloat16"),
+    ("a fast cpu", "fastest", "", "bfloat16", "bfloat16"),
+    ("cpu", BOTH.replace("float32", "fastest"), "", "float32", "float32"),
 ]
 
 

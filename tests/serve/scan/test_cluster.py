@@ -50,7 +50,8 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("CXX", "none")
         patch.setenv("PYTHONPATH", str(ROOT))
         with contextlib.chdir(tmp_path_factory.mktemp("elsewhere")):
-            nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+            quiet = {"num_cpus": 1, "include_dashboard": False}
+            nodes = Cluster(initialize_head=True, head_node_args=quiet)
             until_ended.callback(nodes.shutdown)
             nodes.add_node(num_cpus=1)
         patch.setenv("RAY_ADDRESS", nodes.address)
@@ -58,7 +59,7 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("two_nodes")
-def test_two_actors_write_what_one_engine_writes(
+def test_an_actor_writes_what_an_engine_here_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs, file = tmp_path / "runs", tmp_path / "a.jsonl"
@@ -78,7 +79,7 @@ def test_two_actors_write_what_one_engine_writes(
         main()
         return capsys.readouterr().out
 
-    for name, more in (("engine", ()), ("actors", ("--cluster", "--actors", "2"))):
+    for name, more in (("engine", ()), ("actors", ("--cluster", "--actors", "1"))):
         assert f"{ENGINE_ROWS} conversations, 2 rules" in scanned(name, *more)
     assert content(tmp_path / "actors") == content(tmp_path / "engine")
     assert scanned("actors", "--cluster").startswith("nothing changed")
@@ -121,11 +122,13 @@ def test_a_killed_actor_is_replaced_and_a_killed_scan_goes_on(
     wait_until(lambda: len(list(out.glob("part-*"))) > kept, 240)
     assert first not in actors(killed.pid)
     under = psutil.Process(killed.pid).children(recursive=True)
+    # Ray's own agents end a minute later.
+    under = [process for process in under if "Agent" not in process.name()]
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     times = {path: path.stat().st_mtime_ns for path in out.glob("part-*")}
     assert 0 < len(times) < WORDS_PARTS
-    scan_on_cluster(partial(WordsEngine, rules), words_folder(file, rules, out), actors=1)
+    scan_on_cluster(partial(WordsEngine, rules), words_folder(file, rules, out), actors=2)
     assert content(out) == content(whole.folder)
     assert {path: path.stat().st_mtime_ns for path in times} == times  # none is written again
     # The threads of an actor spin briefly beside Ray's processes.

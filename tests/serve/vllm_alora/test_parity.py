@@ -204,7 +204,7 @@ def test_an_engine_in_its_own_process_serves_all(adapters: dict[str, str], promp
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
-        env=os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+        env=os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "CXX": "none"},  # uncompiled
         stdout=subprocess.PIPE,
         text=True,
         check=True,
