@@ -110,7 +110,7 @@ class Recipe(Strict):
     layers: int | None = Field(default=None, ge=1)  # the first ones of a decoder; all by default
     revision: str | None = None  # of a hub base
     # The file may have a mapping such as {cpu: float32, cuda: bfloat16}: this device's counts; and
-    # `fastest`: bfloat16 on a CPU that multiplies it, else float32.
+    # `fastest`: bfloat16 on a GPU or a CPU that multiplies it, else float32.
     dtype: Dtype
     quantization: Literal["nf4"] | None = None  # in training; adapters are served in `dtype`
     context_tokens: int = Field(ge=128)
@@ -132,7 +132,8 @@ class Recipe(Strict):
                 raise ValueError(f"a dtype for each of {', '.join(devices)}, or one for both")
             dtype = dtype[installed_device()]
         if dtype == "fastest":
-            return "bfloat16" if multiplies_bfloat16() else "float32"
+            is_fast = installed_device() == "cuda" or multiplies_bfloat16()
+            return "bfloat16" if is_fast else "float32"
         return dtype
 
     @field_validator("engine")

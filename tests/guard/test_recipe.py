@@ -143,6 +143,7 @@ SERVED = [
     ("cuda", BOTH, "", "bfloat16", "bfloat16"),
     ("a fast cpu", "fastest", "", "bfloat16", "bfloat16"),
     ("cpu", BOTH.replace("float32", "fastest"), "", "float32", "float32"),
+    ("cuda", "fastest", "", "bfloat16", "bfloat16"),
 ]
 
 

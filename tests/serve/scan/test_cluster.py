@@ -90,14 +90,17 @@ def rules(tmp_path: Path) -> dict[str, Path]:
     return trained(tmp_path / "rules", ("mild", "stern"))
 
 
-def actors(pid: int) -> list[int]:
-    """The actors below a process, by the name that Ray gives them."""
-    pids: list[int] = []
+def named(pid: int) -> dict[psutil.Process, str]:
+    """The processes below a process, with the names that Ray gives them."""
+    names: dict[psutil.Process, str] = {}
     for process in psutil.Process(pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if "ray::MapWorker" in " ".join(process.cmdline()):
-                pids.append(process.pid)
-    return pids
+            names[process] = process.name()
+    return names
+
+
+def actors(pid: int) -> list[int]:
+    return [process.pid for process, name in named(pid).items() if "ray::MapWorker" in name]
 
 
 @pytest.mark.usefixtures("two_nodes")
@@ -121,9 +124,8 @@ def test_a_killed_actor_is_replaced_and_a_killed_scan_goes_on(
     kept = len(list(out.glob("part-*")))
     wait_until(lambda: len(list(out.glob("part-*"))) > kept, 240)
     assert first not in actors(killed.pid)
-    under = psutil.Process(killed.pid).children(recursive=True)
     # Ray's own agents end a minute later.
-    under = [process for process in under if "Agent" not in process.name()]
+    under = [process for process, name in named(killed.pid).items() if "Agent" not in name]
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     times = {path: path.stat().st_mtime_ns for path in out.glob("part-*")}
