@@ -72,22 +72,27 @@ def has_of_each_label(rows: Sequence[Row], count: int) -> bool:
 def load(folder: Path, rule: Rule, recipe: Recipe, builder: PromptBuilder) -> Rows:
     """Read and check the splits of `rule` in `folder` and build their prompts. Raises GuardError,
     naming ids, for a split with fewer than two examples of a class, a foreign or repeated example,
-    a prompt that does not fit the context together with its verdict token, or too few validation
-    rows for the rule's `max_fpr`.
+    a prompt that with its verdict token exceeds the context, unless it is a training row of the
+    generator, which is left out, or too few validation rows for the rule's `max_fpr`.
     """
-    text = rule.text(recipe.rule_turn)
     splits: list[tuple[Row, ...]] = []
     for file, split in zip(split_files(folder), SPLITS, strict=True):
         examples = read_examples(file)
         _check_split(examples, file, rule, split)
         rows: list[Row] = []
         for example in examples:
-            prompt = builder.build(example.messages, text)
+            prompt = builder.build(example.messages, rule.text(recipe.rule_turn))
             row = Row(example.id, split, example.label, prompt, example.group, example.is_generated)
             rows.append(row)
         splits.append(tuple(rows))
     train, validation, test = splits
-    _check_rows((*train, *validation, *test), folder, recipe, builder)
+    longest = recipe.context_tokens - builder.verdict_tokens
+    fitting = tuple(r for r in train if not r.is_generated or len(r.prompt.token_ids) <= longest)
+    if len(fitting) < len(train) and has_of_each_label(fitting, FEWEST_ROWS):
+        count = len(train) - len(fitting)
+        print(f"{rule.id}: left out {count} generated rows beyond {longest} tokens", flush=True)
+        train = fitting
+    _check_rows((*train, *validation, *test), folder, longest)
     allowed = sum(not row.label for row in validation)
     check_rows_for_rate(allowed, rule.max_fpr, where=split_files(folder)[1])
     return Rows(train, validation, test)
@@ -109,18 +114,15 @@ def _check_split(examples: Sequence[Example], file: Path, rule: Rule, split: Spl
         raise GuardError(problem, where=file, got=got, remedy=remedy)
 
 
-def _check_rows(rows: Sequence[Row], folder: Path, recipe: Recipe, builder: PromptBuilder) -> None:
+def _check_rows(rows: Sequence[Row], folder: Path, longest: int) -> None:
     counts = Counter(row.id for row in rows)
     repeated = [row_id for row_id, count in counts.items() if count > 1]
     if repeated:
         remedy = "Give every example its own id"
-        got = _first_ids(repeated)
-        raise GuardError("duplicate ids", where=folder, got=got, remedy=remedy)
-    longest = recipe.context_tokens - builder.verdict_tokens
+        raise GuardError("duplicate ids", where=folder, got=_first_ids(repeated), remedy=remedy)
     too_long = [row.id for row in rows if len(row.prompt.token_ids) > longest]
     if too_long:
-        limit = recipe.context_tokens
-        problem = f"prompts do not fit the context of {limit} tokens and are never cut"
+        problem = f"prompts of more than {longest} tokens exceed the context and are never cut"
         remedy = "Shorten or drop these conversations, or use a base with a longer context"
         raise GuardError(problem, where=folder, got=_first_ids(too_long), remedy=remedy)
 
@@ -143,11 +145,9 @@ def with_openings(job: Job, rows: Rows, every: int) -> Rows:
     """The rows, and the opening of one training row in `every`, where it has one. Generated rows
     and own rows are counted apart.
 
-    An opening is the turns before the first judged one. An encoder's rule reads the judged
-    speaker's turns of a conversation, and all turns where there are none of these
-    (`guard/prompt/windows.py`), as in a check of a user's message before it is answered. A rule
-    whose rows all hold judged turns has learned nothing about the others' turns, and flags them at
-    random. So openings are rows as well, and allowed.
+    An opening is the turns before the first judged one, as in a check of a user's message before it
+    is answered. There an encoder's rule reads all turns (`guard/prompt/windows.py`); one whose rows
+    all hold judged turns would flag them at random. So openings are rows as well, and allowed.
     """
     if job.rule.judged == "conversation":
         return rows

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from guard.conversation.example import SPLITS, Example, Message, read_examples, write_examples
+from guard.conversation.example import (
+    GENERATOR,
+    SPLITS,
+    Example,
+    Message,
+    read_examples,
+    write_examples,
+)
 from guard.errors import GuardError
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import load_recipe
@@ -89,15 +96,33 @@ def test_foreign_and_repeated_examples(folder: Path, change: dict[str, Any], tol
 def test_every_prompt_beyond_the_context_is_named_and_counted(folder: Path) -> None:
     long = (Message("user", "refund " * 600),)
     rewrite(folder, "train", lambda rows: [replace(row, messages=long) for row in rows])
-    told = r"context of 512 tokens.*train-0, train-1, train-2, train-3, train-4 and 3 more"
+    told = r"511 tokens exceed the context.*train-0, train-1, train-2, train-3, train-4 and 3 more"
     with pytest.raises(GuardError, match=told):
         loaded(folder)
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_long_training_rows_of_the_generator_alone_are_left_out(
+    folder: Path, capsys: pytest.CaptureFixture[str], split: str
+) -> None:
+    long = (Message("user", "refund " * 600),)
+
+    def with_long(rows: list[Example]) -> list[Example]:
+        return [replace(rows[0], messages=long, source=GENERATOR), *rows[1:]]
+
+    rewrite(folder, split, with_long)
+    if split == "train":
+        assert [row.id for row in loaded(folder).train] == [f"train-{n}" for n in range(1, 8)]
+        assert "left out 1 generated rows beyond 511 tokens" in capsys.readouterr().out
+    else:
+        with pytest.raises(GuardError, match=r"exceed the context.*validation-0"):
+            loaded(folder)
 
 
 def test_a_prompt_and_its_verdict_may_fill_the_context_exactly(folder: Path) -> None:
     rows = loaded(folder)
     loaded(folder, context_tokens=longest_of(rows) + 1)
-    with pytest.raises(GuardError, match="do not fit"):
+    with pytest.raises(GuardError, match="exceed the context"):
         loaded(folder, context_tokens=longest_of(rows))
 
 
@@ -106,7 +131,7 @@ def test_a_conversation_may_fill_an_encoder_s_context(make_encoder_job: MakeEnco
     job = make_encoder_job()
     longest = longest_of(data(job))
     assert data(with_recipe(job, context_tokens=longest)) == data(job)
-    with pytest.raises(GuardError, match="do not fit"):
+    with pytest.raises(GuardError, match="exceed the context"):
         data(with_recipe(job, context_tokens=longest - 1))
 
 
