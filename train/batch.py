@@ -35,9 +35,7 @@ def left_padded(rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
 
 
 def pass_tokens(device: torch.device) -> int:
-    if device.type == "cpu":
-        return PASS_TOKENS
-    return BATCH_TOKENS
+    return PASS_TOKENS if device.type == "cpu" else BATCH_TOKENS
 
 
 def by_length(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:

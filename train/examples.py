@@ -135,8 +135,7 @@ def _first_ids(ids: Sequence[str]) -> str:
     return shown
 
 
-# One in so many rows has its opening as another row. A head needs fewer, since it reads no words of
-# these turns (docs/lessons.md).
+# One in so many rows has its opening as a row; a head reads no words of these (docs/lessons.md).
 ADAPTER_EVERY = 6
 HEAD_EVERY = 20
 
@@ -145,9 +144,9 @@ def with_openings(job: Job, rows: Rows, every: int) -> Rows:
     """The rows, and the opening of one training row in `every`, where it has one. Generated rows
     and own rows are counted apart.
 
-    An opening is the turns before the first judged one, as in a check of a user's message before it
-    is answered. There an encoder's rule reads all turns (`guard/prompt/windows.py`); one whose rows
-    all hold judged turns would flag them at random. So openings are rows as well, and allowed.
+    An opening is the turns before the first judged one, as a user's message before it is answered.
+    Of it an encoder's rule reads all (`guard/prompt/windows.py`), and flags it at random if all its
+    rows hold judged turns. So openings are rows as well, and allowed.
     """
     if job.rule.judged == "conversation":
         return rows

@@ -232,9 +232,7 @@ class Budget:
 def budget_of(job: Job, device: torch.device) -> Budget:
     """The sizes that the recipe states, within what is free; else a share of what is free."""
     stated = job.recipe.prefix_cache_gib
-    free_device = 0
-    if device.type == "cuda":
-        free_device = torch.cuda.mem_get_info(device)[0]
+    free_device = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     return Budget(
         device=_taken(job, "device", stated.device, free_device),
         host=_taken(job, "host", stated.host, free_memory()),

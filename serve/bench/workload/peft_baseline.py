@@ -60,6 +60,8 @@ class PeftBaseline:
         folder = str(self._folders[first])
         model = PeftModel.from_pretrained(base, folder, adapter_name="place 0")
         self._model = model.to(self._device).eval()
+        for weight in self._model.parameters():  # a file's mapped pages are slow (train/base.py)
+            weight.data = weight.data.clone()
         on_cpu = self._device == "cpu"
         if on_cpu and recipe.serving_dtype == "float32" and torch.backends.mkldnn.is_available():
             _by_onednn(self._model)
