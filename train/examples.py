@@ -90,7 +90,7 @@ def load(folder: Path, rule: Rule, recipe: Recipe, builder: PromptBuilder) -> Ro
     fitting = tuple(r for r in train if not r.is_generated or len(r.prompt.token_ids) <= longest)
     if len(fitting) < len(train) and has_of_each_label(fitting, FEWEST_ROWS):
         count = len(train) - len(fitting)
-        print(f"{rule.id}: left out {count} generated rows beyond {longest} tokens", flush=True)
+        print(f"{rule.id}: generated rows of over {longest} tokens left out: {count}", flush=True)
         train = fitting
     _check_rows((*train, *validation, *test), folder, longest)
     allowed = sum(not row.label for row in validation)

@@ -4,18 +4,20 @@ library refuses of a recipe says where it stands.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from pytest import MonkeyPatch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from guard.errors import GuardError
 from guard.recipe import load_recipe
 from train import base as frozen_base
-from train.base import by_onednn, load_served_base, pinned, refusals
+from train.base import ALLOCATED_AT, by_onednn, load_served_base, pinned, refusals
 
 TINY = load_recipe("tiny")
 
@@ -29,6 +31,16 @@ def test_the_served_base_is_frozen_in_the_recipe_s_dtype_and_attends_without_cud
     assert base.dtype == getattr(torch, TINY.dtype)
     assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert pinned(TINY) == {"revision": None, "local_files_only": True}
+
+
+def test_no_weight_of_a_frozen_model_lies_on_a_file_s_pages(tmp_path: Path) -> None:
+    layer, weight = nn.Linear(8, 8, bias=False), torch.randn(8, 8)
+    save_file({"weight": weight}, tmp_path / "model.safetensors")
+    layer.load_state_dict(load_file(tmp_path / "model.safetensors"), assign=True)
+    assert layer.weight.data_ptr() % ALLOCATED_AT
+    frozen_base.frozen(layer)
+    assert layer.weight.data_ptr() % ALLOCATED_AT == 0
+    assert torch.equal(layer.weight, weight)
 
 
 @pytest.mark.parametrize("error", [TypeError, ValueError, AttributeError, ImportError])

@@ -113,7 +113,7 @@ def test_long_training_rows_of_the_generator_alone_are_left_out(
     rewrite(folder, split, with_long)
     if split == "train":
         assert [row.id for row in loaded(folder).train] == [f"train-{n}" for n in range(1, 8)]
-        assert "left out 1 generated rows beyond 511 tokens" in capsys.readouterr().out
+        assert "generated rows of over 511 tokens left out: 1" in capsys.readouterr().out
     else:
         with pytest.raises(GuardError, match=r"exceed the context.*validation-0"):
             loaded(folder)
