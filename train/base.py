@@ -36,7 +36,7 @@ def pinned(recipe: Recipe) -> dict[str, Any]:
 
 def frozen(model: nn.Module) -> PreTrainedModel:
     """The model in evaluation, none of its weights trainable, those that are a file's mapped pages
-    copied: passes take 1.4 to 1.9 times as long on such pages. From then on this process attends
+    copied: passes take 1.5 to 1.9 times as long on such pages. From then on this process attends
     without cuDNN. On a Hopper GPU its backward pass can give NaN under a mask whose width is 64
     beyond a multiple of 128 (pytorch/pytorch#196678): a LoRA on `tiny` was lost at its 98th step.
     """

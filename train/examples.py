@@ -75,13 +75,14 @@ def load(folder: Path, rule: Rule, recipe: Recipe, builder: PromptBuilder) -> Ro
     a prompt that with its verdict token exceeds the context, unless it is a training row of the
     generator, which is left out, or too few validation rows for the rule's `max_fpr`.
     """
+    text = rule.text(recipe.rule_turn)
     splits: list[tuple[Row, ...]] = []
     for file, split in zip(split_files(folder), SPLITS, strict=True):
         examples = read_examples(file)
         _check_split(examples, file, rule, split)
         rows: list[Row] = []
         for example in examples:
-            prompt = builder.build(example.messages, rule.text(recipe.rule_turn))
+            prompt = builder.build(example.messages, text)
             row = Row(example.id, split, example.label, prompt, example.group, example.is_generated)
             rows.append(row)
         splits.append(tuple(rows))
@@ -141,8 +142,7 @@ HEAD_EVERY = 20
 
 
 def with_openings(job: Job, rows: Rows, every: int) -> Rows:
-    """The rows, and the opening of one training row in `every`, where it has one. Generated rows
-    and own rows are counted apart.
+    """The rows, and the opening of one training row in `every`; generated ones are counted apart.
 
     An opening is the turns before the first judged one, as a user's message before it is answered.
     Of it an encoder's rule reads all (`guard/prompt/windows.py`), and flags it at random if all its
