@@ -1,17 +1,16 @@
-"""How long N rules on an encoder take on one conversation, and beside them N aLoRAs on a decoder.
+"""How long N rules on an encoder take on one conversation, and beside them N on a decoder.
 
-    lora    on the encoder: N adapters, each with its head: each reads the conversation
-    head    on the encoder: N heads on the frozen base, which reads the conversation once
-    alora   on the decoder of --beside: N adapters behind a conversation that is read once
-    lora    on the decoder: N adapters, each of which reads the conversation
+    lora    N adapters, each of which reads the conversation
+    head    N heads on the frozen encoder, which reads the conversation once
+    alora   N adapters on the decoder of --beside, behind a conversation that is read once
+    alora ..., next turn    the same where the conversation was checked before its last turn; an
+            encoder reads that anew
 
-From some number of rules on, reading the conversation once is faster.
-Both engines are in one process. Every check is put to one of them, in turns, and nothing is cached
-from one check to the next. Trained rules are loaded again and again under other names; every
-adapter has a slot. Cells are left out that would read more than LARGEST_CELL tokens by their
-nominal length; what a long conversation takes is more, because an encoder's windows overlap.
-Lengths are in the encoder's tokens; the decoder reads the same words. Knows nothing of what the
-verdicts mean.
+Both engines are in one process. Every check is put to one of them, in turns, and nothing else is
+cached. Trained rules are loaded again and again under other names; every adapter has a slot. Cells
+are left out that would read more than LARGEST_CELL tokens by their nominal length; what a long
+conversation takes is more, because an encoder's windows overlap. Lengths are in the encoder's
+tokens; the decoder reads the same words. Knows nothing of what the verdicts mean.
 """
 
 from __future__ import annotations
@@ -43,16 +42,17 @@ from serve.engine.adapter import trained
 BESIDE = "tiny"
 NOBODY = "none"  # no decoder beside the encoder
 # Conversations of 2,000 tokens are read in several windows.
-RULES: tuple[int, ...] = (1, 2, 5, 20, 100)
+RULES: tuple[int, ...] = (1, 2, 5, 20, 100, 500)
 TOKENS: tuple[int, ...] = (120, 450, 2000)
 QUICK_RULES, QUICK_TOKENS, QUICK_REPEATS = (1, 20, 100), (120, 450), 2
 # Tokens of conversations that a check reads, by their nominal length: half a minute on one core
 LARGEST_CELL = 50_000
+NEXT_TURN = ", next turn"
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderCell(Cell):
-    """A method on a base, as `lora on minilm`."""
+    """A method on a base, as `lora on minilm` or `alora on tiny, next turn`."""
 
     tokens: int
     rules: int
@@ -64,9 +64,7 @@ class EncoderCell(Cell):
 
     @property
     def work(self) -> float:
-        """The tokens that a check reads, by the nominal length of the conversation. Suffixes and
-        what the windows of an encoder have in common come on top.
-        """
+        """The tokens that a check reads, without suffixes and what an encoder's windows share."""
         if METHODS[self.method].shares_conversation:
             return self.tokens
         return self.tokens * self.rules
@@ -76,7 +74,7 @@ class EncoderBench(Benchmark[EncoderCell]):
     """An encoder's rules, and a decoder's beside them."""
 
     name = "encoder"
-    summary = "1 to 100 rules of an encoder on one conversation, and of a decoder beside it"
+    summary = "1 to 500 rules of an encoder on one conversation, and of a decoder beside it"
     duration = "6 min, --quick 1"
     line = "line"
     repeats = 5
@@ -122,9 +120,7 @@ class EncoderBench(Benchmark[EncoderCell]):
             self._recipes.append(recipe)
 
     def _trained(self, recipe: Recipe) -> dict[str, list[Path]]:
-        """The folders of the rules that are trained on a base, by method. Raises GuardError if
-        there is none.
-        """
+        """The folders of a base's trained rules, by method. Raises GuardError if there is none."""
         folders: dict[str, list[Path]] = {}
         refusals: list[GuardError] = []
         for method in methods_of(recipe):
@@ -149,8 +145,7 @@ class EncoderBench(Benchmark[EncoderCell]):
     def cells(self) -> list[EncoderCell]:
         rules, tokens, repeats = RULES, TOKENS, self.options.repeats
         if self.options.quick:
-            rules, tokens = QUICK_RULES, QUICK_TOKENS
-            repeats = min(repeats, QUICK_REPEATS)
+            rules, tokens, repeats = QUICK_RULES, QUICK_TOKENS, min(repeats, QUICK_REPEATS)
         cells: list[EncoderCell] = []
         for length, number, line in itertools.product(tokens, rules, self._lines()):
             cells.append(EncoderCell(tokens=length, rules=number, line=line, repeats=repeats))
@@ -158,8 +153,11 @@ class EncoderBench(Benchmark[EncoderCell]):
 
     def _lines(self) -> list[str]:
         lines: list[str] = []
-        for model, folders in self._folders.items():
-            lines += [f"{method} on {model}" for method in folders]
+        for recipe in self._recipes:
+            for method in self._folders[recipe.name]:
+                lines.append(f"{method} on {recipe.name}")
+                if METHODS[method].shares_conversation and not recipe.is_encoder:
+                    lines.append(lines[-1] + NEXT_TURN)
         return lines
 
     @contextlib.contextmanager
@@ -188,8 +186,11 @@ class EncoderBench(Benchmark[EncoderCell]):
     def measure(self, cell: EncoderCell, repeat: Repeat) -> Sample:
         """Measure one check. Raises GuardError if a rule was not judged."""
         messages: tuple[Message, ...] = conversation(self._prompts, cell.tokens, repeat.seed)
-        engine, names = self._engines[cell.line], self._names[cell.line][: cell.rules]
+        line = cell.line.removesuffix(NEXT_TURN)
+        engine, names = self._engines[line], self._names[line][: cell.rules]
         engine.forget()
+        if line != cell.line:
+            judged(engine.check(messages[:-1], names), where=cell.line)
         before = engine.counters
         started = time.perf_counter()
         check = engine.check(messages, names)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pytest import CaptureFixture, MonkeyPatch
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.layout import Runs
 from guard.recipe import MODELS, Recipe, load_recipe
@@ -206,6 +207,30 @@ def test_frozen_heads_read_a_conversation_once_and_adapters_once_each(tmp_path: 
     assert bench.inputs() != inputs
 
 
+def test_a_next_turn_is_of_a_conversation_that_all_rules_have_checked(tmp_path: Path) -> None:
+    calls: list[tuple[int, Sequence[str]] | None] = []
+
+    class Recording:
+        counters = EngineCounters()
+
+        def forget(self) -> None:
+            calls.append(None)
+
+        def check(self, messages: Sequence[Message], names: Sequence[str]) -> Check:
+            calls.append((len(messages), names))
+            return Check((), {}, cached_tokens=0, computed_tokens=len(calls), wall_ms=1.0)
+
+    bench: EncoderBench = bench_on("encoder", tmp_path, "--beside", "none", recipe=recipe())
+    bench._engines = {"alora on tiny": Recording()}  # type: ignore[dict-item]
+    bench._names = {"alora on tiny": ["a", "b", "c"]}
+    cell = EncoderCell(tokens=450, rules=2, line="alora on tiny, next turn", repeats=1)
+    sample = bench.measure(cell, Repeat(0, 1, seed=0))
+    forgotten, first, second = calls
+    assert forgotten is None and first is not None and second is not None
+    assert first[0] == second[0] - 1 > 1 and first[1] == second[1] == ["a", "b"]
+    assert sample["computed_tokens"] == 3  # the second check's
+
+
 def test_a_rule_that_is_refused_stops_the_benchmark() -> None:
     whole = Check((), {}, cached_tokens=0, computed_tokens=10, wall_ms=1.0)
     assert judged(whole, "here") is whole
@@ -228,16 +253,17 @@ def test_every_trained_method_of_both_bases_is_measured_where_it_does_not_read_t
         return bench_on("encoder", tmp_path, *words, recipe=recipe())._lines()
 
     monkeypatch.setattr(encoder, "trained", trained)
-    assert lines_of() == ["lora on minilm", "head on minilm", "lora on tiny", "alora on tiny"]
+    of_alora = ["alora on tiny", "alora on tiny, next turn"]
+    assert lines_of() == ["lora on minilm", "head on minilm", "lora on tiny", *of_alora]
     cells: list[EncoderCell] = bench_on("encoder", tmp_path, recipe=recipe()).cells()
     assert all(cell.work <= LARGEST_CELL for cell in cells)
     most = {cell.line for cell in cells if (cell.tokens, cell.rules) == (2000, 100)}
-    assert most == {"head on minilm", "alora on tiny"}
+    assert most == {"head on minilm", *of_alora}
     assert lines_of("--beside", "none") == ["lora on minilm", "head on minilm"]
     quick = bench_on("encoder", tmp_path, "--quick", recipe=recipe()).cells()
     assert {cell.repeats for cell in quick} == {2} and {cell.tokens for cell in quick} == {120, 450}
     untrained += [("minilm", "lora"), ("tiny", "lora")]
-    assert lines_of() == ["head on minilm", "alora on tiny"]
+    assert lines_of() == ["head on minilm", *of_alora]
     assert "left out: no rule is trained by lora" in capsys.readouterr().out
     untrained.append(("tiny", "alora"))
     assert lines_of() == ["head on minilm"]
