@@ -207,7 +207,9 @@ def test_frozen_heads_read_a_conversation_once_and_adapters_once_each(tmp_path: 
     assert bench.inputs() != inputs
 
 
-def test_a_next_turn_is_of_a_conversation_that_all_rules_have_checked(tmp_path: Path) -> None:
+def test_a_next_turn_is_of_a_conversation_that_all_rules_have_checked(
+    monkeypatch: MonkeyPatch, tmp_path: Path
+) -> None:
     calls: list[tuple[int, Sequence[str]] | None] = []
 
     class Recording:
@@ -220,6 +222,7 @@ def test_a_next_turn_is_of_a_conversation_that_all_rules_have_checked(tmp_path: 
             calls.append((len(messages), names))
             return Check((), {}, cached_tokens=0, computed_tokens=len(calls), wall_ms=1.0)
 
+    monkeypatch.setattr(EncoderBench, "_trained", lambda *_: {})
     bench: EncoderBench = bench_on("encoder", tmp_path, "--beside", "none", recipe=recipe())
     bench._engines = {"alora on tiny": Recording()}  # type: ignore[dict-item]
     bench._names = {"alora on tiny": ["a", "b", "c"]}
