@@ -42,7 +42,7 @@ from serve.engine.adapter import trained
 BESIDE = "tiny"
 NOBODY = "none"  # no decoder beside the encoder
 # Conversations of 2,000 tokens are read in several windows.
-RULES: tuple[int, ...] = (1, 2, 5, 20, 100, 500)
+RULES: tuple[int, ...] = (1, 2, 5, 20, 100)
 TOKENS: tuple[int, ...] = (120, 450, 2000)
 QUICK_RULES, QUICK_TOKENS, QUICK_REPEATS = (1, 20, 100), (120, 450), 2
 # Tokens of conversations that a check reads, by their nominal length: half a minute on one core
@@ -74,7 +74,7 @@ class EncoderBench(Benchmark[EncoderCell]):
     """An encoder's rules, and a decoder's beside them."""
 
     name = "encoder"
-    summary = "1 to 500 rules of an encoder on one conversation, and of a decoder beside it"
+    summary = "1 to 100 rules of an encoder on one conversation, and of a decoder beside it"
     duration = "6 min, --quick 1"
     line = "line"
     repeats = 5
