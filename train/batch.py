@@ -19,6 +19,9 @@ BATCH_TOKENS = 8192
 # hold.
 PASS_TOKENS = 2048
 PROMPT_TENSORS = ("input_ids", "attention_mask", "position_ids")
+# For `logits_to_keep`. For 1 transformers takes a slice with the strides of all positions, and
+# PyTorch then copies the output layer once a row: .7 s in a step of SmolLM2 (docs/lessons.md).
+LAST_POSITION = torch.tensor([-1])
 
 
 def left_padded(rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:

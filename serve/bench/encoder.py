@@ -42,7 +42,7 @@ from serve.engine.adapter import trained
 BESIDE = "tiny"
 NOBODY = "none"  # no decoder beside the encoder
 # Conversations of 2,000 tokens are read in several windows.
-RULES: tuple[int, ...] = (1, 2, 5, 20, 100)
+RULES: tuple[int, ...] = (1, 2, 5, 20, 100, 500)
 TOKENS: tuple[int, ...] = (120, 450, 2000)
 QUICK_RULES, QUICK_TOKENS, QUICK_REPEATS = (1, 20, 100), (120, 450), 2
 # Tokens of conversations that a check reads, by their nominal length: half a minute on one core
@@ -74,7 +74,7 @@ class EncoderBench(Benchmark[EncoderCell]):
     """An encoder's rules, and a decoder's beside them."""
 
     name = "encoder"
-    summary = "1 to 100 rules of an encoder on one conversation, and of a decoder beside it"
+    summary = "1 to 500 rules of an encoder on one conversation, and of a decoder beside it"
     duration = "6 min, --quick 1"
     line = "line"
     repeats = 5
@@ -162,32 +162,39 @@ class EncoderBench(Benchmark[EncoderCell]):
 
     @contextlib.contextmanager
     def started(self, cells: Sequence[EncoderCell]) -> Iterator[None]:
-        rules = max(cell.rules for cell in cells)
         with contextlib.ExitStack() as stack:
             for recipe in self._recipes:
-                self._start(recipe, rules, stack)
+                self._start(recipe, cells, stack)
             shortest = min(cell.tokens for cell in cells)
             for cell in cells:
                 if cell.tokens == shortest:
                     self.measure(cell, Repeat(0, 1, seed=0))
             yield
 
-    def _start(self, recipe: Recipe, rules: int, stack: contextlib.ExitStack) -> None:
-        """Start the methods of a recipe in one engine."""
-        names, copied = copies(self._folders[recipe.name], rules)
-        print(f"loading {recipe.name} with {len(copied)} rules", flush=True)
-        slots = max(1, rules * len(recipe.adapter_methods))  # heads need none
-        arguments = memory_beside(len(self._recipes)) | {"max_loras": slots}
-        engine = stack.enter_context(GuardEngine(recipe, copied, **arguments))
-        for method, of_method in names.items():
-            self._engines[f"{method} on {recipe.name}"] = engine
-            self._names[f"{method} on {recipe.name}"] = of_method
+    def _start(
+        self, recipe: Recipe, cells: Sequence[EncoderCell], stack: contextlib.ExitStack
+    ) -> None:
+        """Start one engine for all methods of a recipe, each with the rules of its largest cell."""
+        loaded: dict[str, Path] = {}
+        slots = 0
+        for method, folders in self._folders[recipe.name].items():
+            line = f"{method} on {recipe.name}"
+            rules = max((cell.rules for cell in cells if cell.line.startswith(line)), default=1)
+            names, copied = copies({method: folders}, rules)
+            self._names[line] = names[method]
+            loaded |= copied
+            slots += rules if method in recipe.adapter_methods else 0
+        print(f"loading {recipe.name} with {len(loaded)} rules", flush=True)
+        arguments = memory_beside(len(self._recipes)) | {"max_loras": max(1, slots)}
+        engine = GuardEngine(recipe, loaded, **arguments)
+        self._engines[recipe.name] = stack.enter_context(engine)
 
     def measure(self, cell: EncoderCell, repeat: Repeat) -> Sample:
         """Measure one check. Raises GuardError if a rule was not judged."""
         messages: tuple[Message, ...] = conversation(self._prompts, cell.tokens, repeat.seed)
         line = cell.line.removesuffix(NEXT_TURN)
-        engine, names = self._engines[line], self._names[line][: cell.rules]
+        engine = self._engines[line.partition(" on ")[2]]
+        names = self._names[line][: cell.rules]
         engine.forget()
         if line != cell.line:
             judged(engine.check(messages[:-1], names), where=cell.line)

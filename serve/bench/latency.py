@@ -161,9 +161,7 @@ class LatencyBench(Benchmark[LatencyCell]):
 
     @contextlib.contextmanager
     def started(self, cells: Sequence[LatencyCell]) -> Iterator[None]:
-        """Run an engine in which every adapter has a slot, so that none is loaded while the clock
-        runs.
-        """
+        """Run an engine with a slot for every adapter: none is loaded while the clock runs."""
         longest = max(cell.tokens for cell in cells) + MARGIN_TOKENS
         arguments = room_for(longest, self.recipe)
         if "hf_overrides" in arguments:

@@ -244,9 +244,7 @@ class RaceBench(BenchCommand):
         )
 
     def _run(self, method: str, tokens: int, rules: int, progress: Progress) -> Lane:
-        """Put a conversation to all rules, from an empty cache. Raises GuardError if a request is
-        refused.
-        """
+        """Put a conversation to all rules, uncached. Raises GuardError if one is refused."""
         requests = self._requests(method, tokens, SEED, rules)
         task = progress.add_task(METHODS[method].label, total=rules)
         self._engine.forget()

@@ -23,7 +23,7 @@ from guard.prompt.decoder import Prompt, PromptBuilder
 from guard.recipe import Recipe
 from guard.weights.head import Head
 from train.base import by_onednn
-from train.batch import by_length, left_padded, pass_tokens
+from train.batch import LAST_POSITION, by_length, left_padded, pass_tokens
 from train.examples import Rows
 from train.head.fit import decoder_spans, fitted_to_own_rows, own_rows_suffice
 from train.head.regression import RowSpans, head_logits, read_rows
@@ -141,7 +141,7 @@ def _predicted(
         for indices in by_length(lengths, pass_tokens(model.device)):
             tensors = left_padded([prompts[index].token_ids for index in indices])
             on_device = {name: tensor.to(model.device) for name, tensor in tensors.items()}
-            output = model(**on_device, logits_to_keep=1, use_cache=False)
+            output = model(**on_device, logits_to_keep=LAST_POSITION, use_cache=False)
             yield indices, output.logits[:, -1]
             bar.update(len(indices))
     model.train(was_training)

@@ -33,7 +33,7 @@ from train.adapter.settings import lora_config, steps_per_epoch, total_steps, tr
 from train.adapter.steps import EarlyStopping, LengthGrouped, Progress
 from train.adapter.trained import verdict_logits
 from train.base import load_served_base, pinned, refusals
-from train.batch import BATCH_TOKENS, PROMPT_TENSORS, by_length, left_padded
+from train.batch import BATCH_TOKENS, LAST_POSITION, PROMPT_TENSORS, by_length, left_padded
 from train.calibration.validation import validation_loss
 from train.examples import Row, Rows
 from train.job import Job
@@ -100,9 +100,7 @@ def whole_checkpoint(scratch: Path) -> str | None:
 
 
 class VerdictTrainer(SFTTrainer):
-    """SFTTrainer with the loss at the verdict token. Batches are of similar length and go through
-    the model in parts of bounded size.
-    """
+    """SFTTrainer with the loss at the verdict token, on batches of like length, in parts."""
 
     # Divided by the rows of the step: the last micro-batch of an epoch may have fewer.
     loss_is_scaled_for_ga = True  # type: ignore[assignment]
@@ -114,11 +112,9 @@ class VerdictTrainer(SFTTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """Cross-entropy of the verdict token over the whole vocabulary, in nats. Summed over the
-        rows of `inputs` and divided by the rows of the whole step.
-        """
+        """The verdict token's cross-entropy, in nats, of all rows over the rows of the step."""
         prompt = {name: inputs[name] for name in PROMPT_TENSORS}
-        outputs = model(**prompt, logits_to_keep=1, use_cache=False)
+        outputs = model(**prompt, logits_to_keep=LAST_POSITION, use_cache=False)
         summed = torch.nn.functional.cross_entropy(
             outputs.logits[:, -1].float(), inputs["verdict_ids"], reduction="sum"
         )

@@ -22,7 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from guard.errors import GuardError
-from train.batch import PROMPT_TENSORS, left_padded
+from train.batch import LAST_POSITION, PROMPT_TENSORS, left_padded
 from train.prefix.prefixes import Prefixes
 
 ATTENTION = "suffixes_on_prefixes"
@@ -41,7 +41,7 @@ def attend_to_prefixes(model: PreTrainedModel, states: Callable[[Sequence[int]],
     with torch.no_grad():
         # A base may refuse this implementation; it could not know a registered one.
         model.set_attn_implementation("sdpa")
-        plain = model(whole_prompt, use_cache=False, logits_to_keep=1).logits[:, -1]
+        plain = model(whole_prompt, use_cache=False, logits_to_keep=LAST_POSITION).logits[:, -1]
         model.set_attn_implementation(ATTENTION)
         try:
             after_prefix = logits(model, Prefixes([states(PROBE[0])], [0]), [PROBE[1]])
@@ -54,7 +54,7 @@ def attend_to_prefixes(model: PreTrainedModel, states: Callable[[Sequence[int]],
 
 def logits(model: PreTrainedModel, prefixes: Prefixes, suffixes: Sequence[Sequence[int]]) -> Tensor:
     """The vocabulary's logits `[suffixes, vocabulary]` after each suffix."""
-    output = _read(model, model, prefixes, suffixes, use_cache=False, logits_to_keep=1)
+    output = _read(model, model, prefixes, suffixes, use_cache=False, logits_to_keep=LAST_POSITION)
     return cast(Tensor, output.logits[:, -1])
 
 

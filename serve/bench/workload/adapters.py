@@ -30,9 +30,7 @@ NGRAMS = 7_000  # of a random head: a head of 1,000 short conversations has abou
 def copies(
     folders: Mapping[str, Sequence[Path]], count: int
 ) -> tuple[dict[str, list[str]], dict[str, Path]]:
-    """`count` names for each method, and the folder of each name. Adapters are reused as often as
-    needed.
-    """
+    """`count` names for each method, and the folder of each; adapters are reused as needed."""
     names: dict[str, list[str]] = {}
     adapters: dict[str, Path] = {}
     for method, method_folders in folders.items():

@@ -107,7 +107,7 @@ class PeftBaseline:
         outputs = self._model(
             input_ids=ids.to(self._device),
             attention_mask=mask.to(self._device),
-            logits_to_keep=1,
+            logits_to_keep=torch.tensor([-1]),  # contiguous (train/batch.py)
             use_cache=False,
             **mixed,
         )
@@ -154,9 +154,7 @@ def _device() -> str:
 
 
 def _padded(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and mask, [prompts, longest], padded on the left: the verdict follows the last
-    token.
-    """
+    """Token ids and mask, [prompts, longest], padded on the left, before the verdict."""
     shape = len(prompts), max(map(len, prompts))
     ids, mask = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
     for row, token_ids in enumerate(prompts):

@@ -224,7 +224,7 @@ def test_a_next_turn_is_of_a_conversation_that_all_rules_have_checked(
 
     monkeypatch.setattr(EncoderBench, "_trained", lambda *_: {})
     bench: EncoderBench = bench_on("encoder", tmp_path, "--beside", "none", recipe=recipe())
-    bench._engines = {"alora on tiny": Recording()}  # type: ignore[dict-item]
+    bench._engines = {"tiny": Recording()}  # type: ignore[dict-item]
     bench._names = {"alora on tiny": ["a", "b", "c"]}
     cell = EncoderCell(tokens=450, rules=2, line="alora on tiny, next turn", repeats=1)
     sample = bench.measure(cell, Repeat(0, 1, seed=0))
