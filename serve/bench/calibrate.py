@@ -176,9 +176,7 @@ def with_swaps(rows: Sequence[SwapRow], cost: FittedCost) -> FittedCost:
 
 
 def swap_rows(engine: GuardEngine, recipe: Recipe, method: str) -> list[SwapRow]:
-    """Measure one check after the other, once a few have warmed the engine up. A third of them ask
-    only rules that stay in slots.
-    """
+    """Measure checks one by one in a warm engine. A third ask only rules that stay in slots."""
     prompts, draw = PromptBuilder.of(recipe), random.Random(0)
     text = random_rule_text(recipe)
 

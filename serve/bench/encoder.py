@@ -3,8 +3,8 @@
     lora    N adapters, each of which reads the conversation
     head    N heads on the frozen encoder, which reads the conversation once
     alora   N adapters on the decoder of --beside, behind a conversation that is read once
-    alora ..., next turn    the same where the conversation was checked before its last turn; an
-            encoder reads that anew
+    alora ..., next turn    the same where all but the last two turns, a message and its answer,
+            were checked before; an encoder reads that anew
 
 Both engines are in one process. Every check is put to one of them, in turns, and nothing else is
 cached. Trained rules are loaded again and again under other names; every adapter has a slot. Cells
@@ -28,7 +28,7 @@ from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
-from guard.recipe import Recipe, load_recipe
+from guard.recipe import Recipe, ServingMemory, load_recipe
 from guard.weights.card import read_card
 from serve.bench.engines import judged, memory_beside
 from serve.bench.harness import Benchmark, Cell, Repeat, Sample
@@ -38,6 +38,7 @@ from serve.bench.workload.adapters import copies
 from serve.bench.workload.prompts import conversation
 from serve.engine import GuardEngine
 from serve.engine.adapter import trained
+from serve.engine.backends.arguments import GIB, sizes_of
 
 BESIDE = "tiny"
 NOBODY = "none"  # no decoder beside the encoder
@@ -186,7 +187,7 @@ class EncoderBench(Benchmark[EncoderCell]):
             slots += rules if method in recipe.adapter_methods else 0
         print(f"loading {recipe.name} with {len(loaded)} rules", flush=True)
         arguments = memory_beside(len(self._recipes)) | {"max_loras": max(1, slots)}
-        engine = GuardEngine(recipe, loaded, **arguments)
+        engine = GuardEngine(with_room(recipe, slots), loaded, **arguments)
         self._engines[recipe.name] = stack.enter_context(engine)
 
     def measure(self, cell: EncoderCell, repeat: Repeat) -> Sample:
@@ -197,7 +198,7 @@ class EncoderBench(Benchmark[EncoderCell]):
         names = self._names[line][: cell.rules]
         engine.forget()
         if line != cell.line:
-            judged(engine.check(messages[:-1], names), where=cell.line)
+            judged(engine.check(messages[:-2] or messages[:1], names), where=cell.line)
         before = engine.counters
         started = time.perf_counter()
         check = engine.check(messages, names)
@@ -213,6 +214,17 @@ class EncoderBench(Benchmark[EncoderCell]):
     def panels(self, report: GridReport) -> list[Panel]:
         looks = {"x": "rules", "y": "wall_ms", "y_label": "ms to all verdicts"}
         return panels_by("tokens", report.rows, line="line", **looks)
+
+
+def with_room(recipe: Recipe, slots: int) -> Recipe:
+    """The recipe with memory for so many slots beside what it states, and for all adapters."""
+    stated = recipe.serving_memory.device_gib
+    if stated is None:
+        return recipe
+    rank, targets = recipe.engine.get("max_lora_rank", 16), recipe.engine.get("lora_target_modules")
+    slot = sizes_of(recipe, rank, targets).adapter
+    memory = ServingMemory(device_gib=stated + slots * slot / GIB)
+    return recipe.model_copy(update={"serving_memory": memory})
 
 
 def methods_of(recipe: Recipe) -> list[str]:

@@ -58,9 +58,7 @@ Sample = Mapping[str, float | Sequence[float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A cell of the grid. A subclass has a field for each thing that its table names. `repeats`:
-    how often it is measured.
-    """
+    """A cell, measured `repeats` times. A subclass has a field for each thing its table names."""
 
     repeats: int = 1
 

@@ -156,9 +156,7 @@ class LoadBench(Benchmark[LoadCell]):
         ]
 
     def panels(self, report: GridReport) -> list[Panel]:
-        """Latency against the offered rate; where a method is saturated it grows with the run, and
-        is left out.
-        """
+        """Latency against the offered rate, up to where it grows with the run: saturation."""
         rows = [row for row in report.rows if row.median("growth") < SATURATED_GROWTH]
         label = "ms from arrival to the last verdict"
         x_label = "offered load: conversations per second"

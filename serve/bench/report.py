@@ -222,9 +222,7 @@ def origin(recipe: Recipe, *other_peaks_mib: float) -> dict[str, Any]:
 
 
 def peak_of_processes_mib() -> float:
-    """The largest peak memory among the running processes that this one has started. Ask before a
-    server ends.
-    """
+    """The largest peak memory of this process's running children: ask before a server ends."""
     peak_mib = 0.0
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(OSError):  # it has just ended

@@ -116,9 +116,7 @@ class PeftBaseline:
         return [float(margin) for margin in margins]
 
     def _next_batch(self) -> list[PeftRequest]:
-        """Take requests from the queue, and mark their adapters as used, so that none of them is
-        evicted for another.
-        """
+        """Take requests, and mark their adapters as used: none is evicted for another."""
         batch: list[PeftRequest] = []
         adapters: set[str] = set()
         while self._queue and len(batch) < self._batch:

@@ -123,9 +123,7 @@ class HttpRun:
         return sum(check.status == status for check in self.sent)
 
     def late(self, deadline_s: float) -> int:
-        """The number of checks that got verdicts after their deadline, which counts from when they
-        were sent.
-        """
+        """How many checks got verdicts later than `deadline_s` after they were sent."""
         return sum(check.status == 200 and check.waited_s > deadline_s for check in self.sent)
 
 

@@ -230,7 +230,7 @@ def test_a_next_turn_is_of_a_conversation_that_all_rules_have_checked(
     sample = bench.measure(cell, Repeat(0, 1, seed=0))
     forgotten, first, second = calls
     assert forgotten is None and first is not None and second is not None
-    assert first[0] == second[0] - 1 > 1 and first[1] == second[1] == ["a", "b"]
+    assert first[0] == second[0] - 2 > 0 and first[1] == second[1] == ["a", "b"]
     assert sample["computed_tokens"] == 3  # the second check's
 
 
