@@ -28,9 +28,9 @@ from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
-from guard.recipe import Recipe, ServingMemory, load_recipe
+from guard.recipe import Recipe, load_recipe
 from guard.weights.card import read_card
-from serve.bench.engines import judged, memory_beside
+from serve.bench.engines import judged, memory_beside, with_room
 from serve.bench.harness import Benchmark, Cell, Repeat, Sample
 from serve.bench.plot import Panel, panels_by
 from serve.bench.report import Column, GridReport
@@ -38,7 +38,6 @@ from serve.bench.workload.adapters import copies
 from serve.bench.workload.prompts import conversation
 from serve.engine import GuardEngine
 from serve.engine.adapter import trained
-from serve.engine.backends.arguments import GIB, sizes_of
 
 BESIDE = "tiny"
 NOBODY = "none"  # no decoder beside the encoder
@@ -214,17 +213,6 @@ class EncoderBench(Benchmark[EncoderCell]):
     def panels(self, report: GridReport) -> list[Panel]:
         looks = {"x": "rules", "y": "wall_ms", "y_label": "ms to all verdicts"}
         return panels_by("tokens", report.rows, line="line", **looks)
-
-
-def with_room(recipe: Recipe, slots: int) -> Recipe:
-    """The recipe with memory for so many slots beside what it states, and for all adapters."""
-    stated = recipe.serving_memory.device_gib
-    if stated is None:
-        return recipe
-    rank, targets = recipe.engine.get("max_lora_rank", 16), recipe.engine.get("lora_target_modules")
-    slot = sizes_of(recipe, rank, targets).adapter
-    memory = ServingMemory(device_gib=stated + slots * slot / GIB)
-    return recipe.model_copy(update={"serving_memory": memory})
 
 
 def methods_of(recipe: Recipe) -> list[str]:

@@ -10,8 +10,9 @@ from typing import Any
 
 from guard.errors import GuardError
 from guard.machine.device import installed_device
+from guard.recipe import Recipe, ServingMemory
 from serve.engine import Call, Check, Refusal, Score
-from serve.engine.backends.arguments import LARGEST_SHARE
+from serve.engine.backends.arguments import GIB, LARGEST_SHARE, sizes_of
 
 
 def memory_beside(bases: int) -> dict[str, Any]:
@@ -23,6 +24,17 @@ def memory_beside(bases: int) -> dict[str, Any]:
     if installed_device() == "cpu":
         return {}
     return {"gpu_memory_utilization": LARGEST_SHARE / bases}
+
+
+def with_room(recipe: Recipe, slots: int) -> Recipe:
+    """The recipe with memory for so many slots beside what it states, and for all adapters."""
+    stated = recipe.serving_memory.device_gib
+    if stated is None:
+        return recipe
+    rank, targets = recipe.engine.get("max_lora_rank", 16), recipe.engine.get("lora_target_modules")
+    slot = sizes_of(recipe, rank, targets).adapter
+    memory = ServingMemory(device_gib=stated + slots * slot / GIB)
+    return recipe.model_copy(update={"serving_memory": memory})
 
 
 def scores_of(outcomes: Iterable[Score | Refusal], where: str) -> list[Score]:

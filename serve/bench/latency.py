@@ -29,7 +29,7 @@ from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe
 from serve.bench.encoder import EncoderBench
-from serve.bench.engines import scores_of
+from serve.bench.engines import scores_of, with_room
 from serve.bench.harness import Benchmark, Cell, Ratio, Repeat, Sample, number
 from serve.bench.plot import LOWER_BOUND, Panel, panels_by
 from serve.bench.report import Column, GridReport
@@ -171,7 +171,8 @@ class LatencyBench(Benchmark[LatencyCell]):
             names, adapters = stack.enter_context(copied)
             slots = max(len(adapters), self.recipe.engine.get("max_loras", 0))
             print(f"loading {self.recipe.name} with {len(adapters)} adapters", flush=True)
-            engine = GuardEngine(self.recipe, adapters, max_loras=slots, **arguments)
+            recipe = with_room(self.recipe, slots)
+            engine = GuardEngine(recipe, adapters, max_loras=slots, **arguments)
             self.use(stack.enter_context(engine), names, arguments.get("max_model_len"))
             # The first time is always slow: every adapter once, and the longest step once.
             for tokens, rules in ((100, len(self.texts)), (1000, 1)):

@@ -9,7 +9,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -35,6 +35,7 @@ from train.adapter import trl
 from train.adapter.load import check_adapter, load_base, load_served_base
 from train.adapter.settings import lora_config
 from train.adapter.trained import TrainedAdapter, save_adapter, verdict_logits
+from train.batch import left_padded
 from train.job import Job
 from train.methods import TRAINERS
 
@@ -89,6 +90,22 @@ def test_the_output_layer_of_a_bfloat16_base_computes_in_float32(make_job: MakeJ
     alone = [verdict_logits(model, [prompt], builder)[0] for prompt in prompts]
     assert alone == pytest.approx((yes - no).tolist(), abs=1e-5)
     assert head.weight.dtype == torch.bfloat16 and not head._forward_hooks
+
+
+def test_the_output_layer_is_not_copied_for_every_row(make_job: MakeJob) -> None:
+    """As matmul does where the rows that it reads do not lie side by side."""
+    job = make_job()
+    model, rows = random_adapter(job), data(job).test[:9]
+    read: list[torch.Tensor] = []
+    head = model.get_output_embeddings()
+    hook = head.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+    verdict_logits(model, [row.prompt for row in rows], job.builder)
+    inputs = left_padded([row.prompt.token_ids for row in rows])
+    inputs["verdict_ids"] = torch.tensor([row.verdict_id(job.builder) for row in rows])
+    trl.VerdictTrainer.compute_loss(cast(Any, None), model, inputs, num_items_in_batch=len(rows))
+    hook.remove()
+    assert len(read) >= 2 and all(len(states) > 1 for states in (read[0], read[-1]))
+    assert all(states.is_contiguous() for states in read)
 
 
 CPU = torch.device("cpu")
