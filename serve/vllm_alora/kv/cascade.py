@@ -1,11 +1,10 @@
 """Seams: on a CPU the rules on a conversation read its keys and values once, not once a rule.
 
 vLLM's CPU kernel takes requests one by one. Here the suffixes that read the same context are one
-product with it, and each attends to itself beside (cascade attention; Ye et al. 2024,
-https://flashinfer.ai/2024/02/02/cascade-inference.html): in C++ (`native_attention.py`) or by
-PyTorch's kernel (`tiled_attention.py`). A context is read where the step computed it, or out of the
-cache where the kernel's layout is known. All else goes through vLLM's kernel. Remove when vLLM has
-cascade attention for its CPU backend.
+product with it, in C++ (`native_attention.py`), and each attends to itself beside (cascade
+attention; Ye et al. 2024, https://flashinfer.ai/2024/02/02/cascade-inference.html). A context is
+read where the step computed it, or out of the cache where the kernel's layout is known. All else
+goes through vLLM's kernel. Remove when vLLM has cascade attention for its CPU backend.
 """
 
 from __future__ import annotations
@@ -29,9 +28,8 @@ from ..compiler import CompileError
 from ..seam import seam
 from .native_attention import NativeAttention, is_faster, load
 from .shared_context import Batch, SharedContext, between, shared_contexts
-from .tiled_attention import TiledAttention
 
-# In EngineArgs.additional_config: False for PyTorch's kernel alone.
+# In EngineArgs.additional_config: False for vLLM's kernel alone.
 NATIVE = "vllm_alora_native_attention"
 
 logger = init_logger(f"vllm.{__name__}")
@@ -46,7 +44,7 @@ class Readers:
 
     context: SharedContext
     blocks: torch.Tensor
-    attention: NativeAttention | TiledAttention
+    attention: NativeAttention
 
 
 @dataclass(frozen=True)
@@ -114,8 +112,7 @@ def _batch_of(input_batch: Any, scheduled: dict[str, int]) -> Batch | None:
 def init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
     """Find out what the builder's layers can do, and compile what they need, before any step."""
     original(self, *args, **kwargs)
-    self.can_cascade = _can_cascade(self)
-    self.native_attention = self.can_cascade and is_native(
+    self.can_cascade = _can_cascade(self) and is_native(
         self.vllm_config.additional_config, self.dtype, self.head_dim
     )
 
@@ -152,7 +149,7 @@ def is_native(settings: Any, dtype: torch.dtype, size: int) -> bool:
         load()
     except CompileError as error:
         logger.warning_once(
-            "vllm_alora: attention to shared contexts is PyTorch's, which is slower here: %s",
+            "vllm_alora: every rule reads its conversation itself, which is slower here: %s",
             str(error),
         )
         return False
@@ -175,9 +172,8 @@ def build(
     batch = _batch.get()
     if batch is None or not self.can_cascade or metadata.causal is not True:
         return metadata
-    worth = NativeAttention.worth if self.native_attention else TiledAttention.worth
-    contexts = shared_contexts(batch, worth)
-    if self.isa not in LAYOUTS:  # how its kernel keeps keys and values is not known here
+    contexts = shared_contexts(batch, NativeAttention.worth)
+    if self.isa != "vec":  # how its kernel keeps keys and values is not known here
         contexts = [context for context in contexts if context.computed_at is not None]
     if not contexts:
         return metadata
@@ -190,7 +186,7 @@ def build(
             int(batch.first_rows[run[-1]] + batch.scheduled[run[-1]]),
         )
         runs.append(Run(rows, original(self, 0, common, fast_build)))
-    readers = [_readers(self, batch, context) for context in contexts]
+    readers = [_readers(batch, context) for context in contexts]
     metadata.cascade = Cascade(readers, runs)
     return metadata
 
@@ -215,14 +211,9 @@ def _part(common: Any, run: range) -> Any:
     )
 
 
-def _readers(builder: Any, batch: Batch, context: SharedContext) -> Readers:
+def _readers(batch: Batch, context: SharedContext) -> Readers:
     blocks = batch.blocks[context.requests[0], : -(-context.tokens // batch.block_size)]
-    attention: NativeAttention | TiledAttention
-    if builder.native_attention:
-        attention = NativeAttention.of(batch, context.requests)
-    else:
-        sharing = builder.num_heads // builder.num_kv_heads
-        attention = TiledAttention.of(batch, context.requests, sharing, builder.dtype)
+    attention = NativeAttention.of(batch, context.requests)
     return Readers(context, torch.from_numpy(blocks.astype(np.int64)), attention)
 
 
@@ -255,23 +246,23 @@ def forward(
             self, layer, query[rows], key[rows], value[rows], kv_cache, run.metadata, output[rows]
         )
     for readers in cascade.readers:
-        context = _context_of(readers, key, value, kv_cache, layer.isa)
+        context = _context_of(readers, key, value, kv_cache)
         readers.attention.attend(query, key, value, context, self.scale, output)
     return output
 
 
 def _context_of(
-    readers: Readers, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, isa: str
+    readers: Readers, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The context's keys and values, [tokens, heads, size] each."""
     tokens, first = readers.context.tokens, readers.context.computed_at
     if first is not None:
         return key[first : first + tokens], value[first : first + tokens]
-    keys, values = LAYOUTS[isa](kv_cache[readers.blocks])
+    keys, values = from_vectors(kv_cache[readers.blocks])
     return keys[:tokens], values[:tokens]
 
 
-def _from_vectors(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def from_vectors(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values, [tokens, heads, size], out of blocks [blocks, heads, tokens, 2 * size] that
     vLLM's vector kernel keeps: keys by columns, values by rows (csrc/cpu/cpu_attn_vec.hpp).
     """
@@ -280,25 +271,3 @@ def _from_vectors(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     keys = keys.view(count, heads, twice // 2, tokens).permute(0, 3, 1, 2)
     values = values.view(count, heads, tokens, twice // 2).transpose(1, 2)
     return keys.flatten(0, 1).contiguous(), values.flatten(0, 1).contiguous()
-
-
-def _from_tiles(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same out of blocks that vLLM's AMX kernel keeps, as tiles of pairs: keys [16 tokens,
-    pairs of numbers, 16, 2], values [16 numbers, pairs of tokens, 16, 2]
-    (csrc/cpu/cpu_attn_amx.hpp).
-    """
-    count, heads, tokens, twice = blocks.shape
-    size = twice // 2
-    keys, values = blocks.flatten(2).unflatten(2, (2, -1)).unbind(2)
-    keys = keys.view(count, heads, tokens // 16, size // 2, 16, 2)
-    keys = keys.permute(0, 2, 4, 1, 3, 5).reshape(count * tokens, heads, size)
-    values = values.view(count, heads, size // 16, tokens // 2, 16, 2)
-    values = values.permute(0, 3, 5, 1, 2, 4).reshape(count * tokens, heads, size)
-    return keys, values
-
-
-# By the name of the kernel's instructions.
-LAYOUTS: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = {
-    "vec": _from_vectors,
-    "amx": _from_tiles,
-}

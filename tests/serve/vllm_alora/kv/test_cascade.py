@@ -16,10 +16,9 @@ from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
 from vllm_alora.compiler import compiled
 from vllm_alora.kv import cascade
-from vllm_alora.kv.cascade import LAYOUTS, Readers, is_native
+from vllm_alora.kv.cascade import Readers, from_vectors, is_native
 from vllm_alora.kv.native_attention import NativeAttention
 from vllm_alora.kv.shared_context import Worth
-from vllm_alora.kv.tiled_attention import TiledAttention
 
 from tests.serve.adapters import save_variant
 from tests.serve.served import Served
@@ -30,21 +29,15 @@ pytestmark = pytest.mark.slow
 KEY_HEADS, SIZE, BLOCK = 2, 64, 32
 
 
-@pytest.mark.parametrize(
-    ("isa", "dtype"),
-    [("vec", torch.float32), ("vec", torch.bfloat16), ("amx", torch.bfloat16)],
-    ids=str,
-)
-def test_keys_and_values_are_read_as_they_were_written(isa: str, dtype: torch.dtype) -> None:
-    if isa == "amx" and not torch.cpu._is_amx_tile_supported():
-        pytest.skip("a CPU without AMX")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_keys_and_values_are_read_as_they_were_written(dtype: torch.dtype) -> None:
     kv_cache = torch.zeros(9, KEY_HEADS, BLOCK, 2 * SIZE, dtype=dtype)
     key_cache, value_cache = kv_cache.view(9, KEY_HEADS, 2 * BLOCK, -1).chunk(2, dim=2)
     key, value = torch.randn(2, 3 * BLOCK, KEY_HEADS, SIZE).to(dtype)
     blocks = torch.tensor([5, 2, 7])
     slots = (blocks[:, None] * BLOCK + torch.arange(BLOCK)).flatten()
-    ops.cpu_attn_reshape_and_cache(key, value, key_cache, value_cache, slots, isa)
-    keys, values = LAYOUTS[isa](kv_cache[blocks])
+    ops.cpu_attn_reshape_and_cache(key, value, key_cache, value_cache, slots, "vec")
+    keys, values = from_vectors(kv_cache[blocks])
     assert torch.equal(keys, key) and torch.equal(values, value)
 
 
@@ -60,20 +53,12 @@ def contexts(monkeypatch: MonkeyPatch) -> list[tuple[int, bool]]:
 
     original = cascade._readers
     monkeypatch.setattr(cascade, "_readers", build)
-    for attention in (NativeAttention, TiledAttention):
-        monkeypatch.setattr(attention, "worth", Worth(BLOCK, 0))
+    monkeypatch.setattr(NativeAttention, "worth", Worth(BLOCK, 0))
     return read
 
 
 def builders(served: Served) -> list[Any]:
     return [group.get_metadata_builder(0) for group in served.runner.attn_groups[0]]
-
-
-@pytest.fixture(params=[True, False], ids=["in C++", "by PyTorch"])
-def attention(request: pytest.FixtureRequest, served: Served, monkeypatch: MonkeyPatch) -> None:
-    """Shared contexts are attended to in one of the two ways."""
-    for builder in builders(served):
-        monkeypatch.setattr(builder, "native_attention", request.param)
 
 
 ALORAS = [str(seed) for seed in range(4)]
@@ -88,7 +73,6 @@ def checked(served: Served, adapters: dict[str, str], tmp_path: Path) -> Checked
     return CheckedEngine(served, adapters | variants)
 
 
-@pytest.mark.usefixtures("attention")
 def test_rules_on_conversations_read_each_once_and_answer_as_in_peft(
     checked: CheckedEngine, contexts: list[tuple[int, bool]]
 ) -> None:
@@ -171,8 +155,7 @@ def test_only_layers_and_builders_are_taken_that_attend_plainly(served: Served) 
 def test_an_engine_attends_in_cpp_where_it_is_faster_and_compiles(
     served: Served, monkeypatch: MonkeyPatch
 ) -> None:
-    has_tiles = torch.cpu._is_amx_tile_supported()
-    assert [builder.native_attention for builder in builders(served)] == [not has_tiles]
+    assert [builder.can_cascade for builder in builders(served)] == [True]
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     assert is_native({}, torch.bfloat16, 128) and is_native({}, torch.float32, 256)
     for settings, dtype, size in (
@@ -191,4 +174,4 @@ def test_an_engine_attends_in_cpp_where_it_is_faster_and_compiles(
     assert "slower" in warnings[0]
     assert is_native({}, torch.float32, 64)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    assert not is_native({}, torch.bfloat16, 128)
+    assert is_native({}, torch.float32, 128) and not is_native({}, torch.bfloat16, 128)

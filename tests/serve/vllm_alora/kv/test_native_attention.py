@@ -1,4 +1,4 @@
-"""Attention to a shared context in C++ is attention, and so is PyTorch's in tiles."""
+"""Attention to a shared context in C++ is attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from pytest import MonkeyPatch
 from vllm_alora.compiler import compiled
 from vllm_alora.kv.native_attention import NativeAttention
 from vllm_alora.kv.shared_context import Batch
-from vllm_alora.kv.tiled_attention import TiledAttention
 
 pytestmark = pytest.mark.slow
 
@@ -109,26 +108,18 @@ class Step:
 
 TOLERANCES = {torch.float32: 5e-6, torch.bfloat16: 2e-2}
 TYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-WAYS = pytest.mark.parametrize("is_native", [True, False], ids=["in C++", "by PyTorch"])
 SEVERAL_TILES = Requests.side_by_side(40, 3)
 TWO = Requests.side_by_side(2, 3)
 
 
-def attention_of(
-    requests: Requests, dtype: torch.dtype = torch.float32, *, is_native: bool = True
-) -> NativeAttention | TiledAttention:
-    if is_native:
-        return NativeAttention.of(requests.batch, requests.numbers)
-    return TiledAttention.of(requests.batch, requests.numbers, HEADS // KEY_HEADS, dtype)
+def attention_of(requests: Requests) -> NativeAttention:
+    return NativeAttention.of(requests.batch, requests.numbers)
 
 
-def assert_attention(
-    step: Step, requests: Requests, *, tolerance: float = 0.0, is_native: bool = True
-) -> None:
+def assert_attention(step: Step, requests: Requests, *, tolerance: float = 0.0) -> None:
     """Of the requests' rows, and nothing of others is written."""
-    dtype = step.query.dtype
-    tolerance = tolerance or TOLERANCES[dtype]
-    attended = step.attend(attention_of(requests, dtype, is_native=is_native))
+    tolerance = tolerance or TOLERANCES[step.query.dtype]
+    attended = step.attend(attention_of(requests))
     expected = step.plainly(requests)
     torch.testing.assert_close(attended.double(), expected, atol=tolerance, rtol=tolerance)
 
@@ -144,9 +135,8 @@ def assert_attention(
     ids=str,
 )
 @TYPES
-@WAYS
-def test_it_is_attention(requests: Requests, dtype: torch.dtype, *, is_native: bool) -> None:
-    assert_attention(Step.random(130, 70, dtype), requests, is_native=is_native)
+def test_it_is_attention(requests: Requests, dtype: torch.dtype) -> None:
+    assert_attention(Step.random(130, 70, dtype), requests)
 
 
 @given(
@@ -196,31 +186,26 @@ def test_scores_may_be_large_and_far_apart(dtype: torch.dtype) -> None:
 
 
 @TYPES
-@WAYS
 @pytest.mark.parametrize("spoilt", ["query", "key", "value"])
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
-def test_one_request_s_nan_reaches_no_other(
-    spoilt: str, number: float, dtype: torch.dtype, *, is_native: bool
-) -> None:
-    attention = attention_of(Requests.side_by_side(8, 3), dtype, is_native=is_native)
+def test_one_request_s_nan_reaches_no_other(spoilt: str, number: float, dtype: torch.dtype) -> None:
+    attention = attention_of(Requests.side_by_side(8, 3))
     step = Step.random(24, 70, dtype)
     whole = step.attend(attention)
     getattr(step, spoilt)[9:12] = number
     attended = step.attend(attention)
     others = [*range(9), *range(12, 24)]
-    noise = 0.0 if is_native else TOLERANCES[dtype]
-    torch.testing.assert_close(attended[others], whole[others], atol=noise, rtol=noise)
+    assert torch.equal(attended[others], whole[others])
     if number != number:
         assert attended[9:12].isnan().all()
 
 
 @TYPES
-@WAYS
-def test_a_context_s_nan_reaches_all_its_readers(dtype: torch.dtype, *, is_native: bool) -> None:
+def test_a_context_s_nan_reaches_all_its_readers(dtype: torch.dtype) -> None:
     """And no verdict is made of it (guard/verdict.py)."""
     step = Step.random(6, 300, dtype)
     step.context[0][170, 0] = torch.nan
-    attended = step.attend(attention_of(TWO, dtype, is_native=is_native))
+    attended = step.attend(attention_of(TWO))
     assert attended[:, :3].isnan().all() and attended[:, 3:].isfinite().all()
 
 
