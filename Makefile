@@ -46,8 +46,6 @@ A ?=##   for make compare and replay: an adapter folder, runs/MODEL/RULE/METHOD;
 B ?=##   for make compare and replay: the other one
 OUT ?=##   for make scan and replay: the folder for the verdicts, by default runs/scan or runs/replay
 FORMAT ?=##   for make scan: jsonl, the default, or parquet
-CLUSTER ?=##   1: make scan and replay judge by actors of Ray Data, on RAY_ADDRESS or on this machine
-ACTORS ?=##   for CLUSTER=1: how many engines, by default 1
 # Of HOST only what stands on the command line: some shells export the machine's name under it.
 HOST ?=##   for make up: the address to listen on, by default 127.0.0.1
 WATCH ?=##   1: make up serves a rule that is trained again by its new weights, without a restart
@@ -154,9 +152,9 @@ up: $(ready) $(if $(REPLICAS)$(SHARDS),$(cluster)) ##   the guardrail server, in
 		$(call option,audit-log,$(AUDIT)) $(call option,traces,$(TRACES)) \
 		$(call option,tls-cert,$(TLSCERT)) $(call option,tls-key,$(TLSKEY)) $(call option,tls-client-ca,$(TLSCA))
 
-scan: $(ready) $(if $(filter-out 0,$(CLUSTER)),$(cluster)) ##   FILES="logs/*.jsonl" -> every stored conversation judged by every rule trained by its method, or those of RULE; resumable -> runs/scan
+scan: $(ready) ##   FILES="logs/*.jsonl" -> every stored conversation judged by every rule trained by its method, or those of RULE; resumable -> runs/scan
 	$(python) -m serve.scan.run --files "$$FILES" --model $(MODEL) $(call option,rules,$(served_rules)) $(call option,method,$(METHOD)) \
-		$(if $(OUT),--out "$$OUT") $(call option,format,$(FORMAT)) $(call flag,cluster,$(CLUSTER)) $(call option,actors,$(ACTORS)) \
+		$(if $(OUT),--out "$$OUT") $(call option,format,$(FORMAT)) \
 		$(call flag,force,$(FORCE)) $(OPTIONS)
 
 plan: $(ready) ##   what a deployment costs: checks a second, p95 with queueing, memory, replicas, dollars -> table, runs/plan.json (first make bench NAME=calibrate)
@@ -176,9 +174,9 @@ test-gpu-path: $(ready) ##   vLLM's runner V2 and low-rank kernels against PEFT:
 compare: $(ready) ##   two versions of a rule's weights, A=folder B=folder: which verdicts differ; fails if B is worse
 	$(python) -m eval.compare "$$A" "$$B" $(data_option)
 
-replay: $(ready) $(if $(filter-out 0,$(CLUSTER)),$(cluster)) ##   A=folder B=folder FILES="logs/*.jsonl": which verdicts on recorded traffic flip, over one prefill -> runs/replay
+replay: $(ready) ##   A=folder B=folder FILES="logs/*.jsonl": which verdicts on recorded traffic flip, over one prefill -> runs/replay
 	$(python) -m serve.scan.replay "$$A" "$$B" --files "$$FILES" $(call option,method,$(METHOD)) $(if $(OUT),--out "$$OUT") \
-		$(call flag,cluster,$(CLUSTER)) $(call option,actors,$(ACTORS)) $(call flag,force,$(FORCE)) $(OPTIONS)
+		$(call flag,force,$(FORCE)) $(OPTIONS)
 
 # Three stages over the points of one study: $(1) its kind, $(2) the numbers of rows.
 define study

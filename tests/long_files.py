@@ -9,7 +9,6 @@ from __future__ import annotations
 # About how many seconds on a quiet core.
 LONG_FILES_S: dict[str, float] = {
     "tests/serve/vllm_encoder/test_bert.py": 150,
-    "tests/serve/scan/test_cluster.py": 90,
     "tests/serve/cluster/test_start.py": 70,
     "tests/serve/vllm_alora/test_parity.py": 70,
     "tests/serve/cluster/test_ray_pool.py": 65,

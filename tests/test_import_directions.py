@@ -25,10 +25,10 @@ MAY_IMPORT = {
     "serve/tenants": ("guard",),
     "serve/api": ("guard", "serve.engine", "serve.policy", "serve.tenants"),
     "serve/plan": ("guard", "serve.engine", "vllm_alora"),
-    "serve/scan": ("guard", "serve.engine", "serve.selection", "serve.private_ray"),
+    "serve/scan": ("guard", "serve.engine", "serve.selection"),
     "serve/cluster": (
         *("guard", "serve.engine", "serve.policy", "serve.tenants", "serve.api"),
-        *("serve.selection", "serve.observers", "serve.private_ray"),
+        *("serve.selection", "serve.observers"),
     ),
     "serve/bench": ("guard", "serve", "vllm_alora"),
     "serve/vllm_alora": ("vllm_alora",),

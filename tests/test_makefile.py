@@ -170,8 +170,7 @@ STAGES = {
         "serve.up --model tiny --rule-sets 's.yaml' --tenants 't.yaml' --audit-log 'a' "
         "--traces 'http://c:1' --tls-cert 'c' --tls-key 'k' --tls-client-ca 'a'"
     ],
-    "scan FILES=a CLUSTER=0": [SCAN],
-    "scan FILES=a CLUSTER=1 ACTORS=2 OUT=there": [f"{SCAN} --out \"$OUT\" --cluster --actors '2'"],
+    "scan FILES=a OUT=there": [f'{SCAN} --out "$OUT"'],
     "replay A=a B=b FILES=c METHOD=lora FORCE=1": [
         'serve.scan.replay "$A" "$B" --files "$FILES" --method \'lora\' --force'
     ],

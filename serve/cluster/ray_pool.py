@@ -33,11 +33,11 @@ from serve.cluster.messages import (
     ReplicaAnswer,
     ReplicaLost,
 )
+from serve.cluster.private_ray import private_ray
 from serve.cluster.replica import GuardReplica, StartApp
 from serve.cluster.size import MAX_REPLICAS, ReplicaRange
 from serve.cluster.snapshots import Snapshots
 from serve.engine.thread.engine_thread import MAX_OPEN, MAX_QUEUED, TIMEOUT_S
-from serve.private_ray import private_ray
 
 log = logging.getLogger(__name__)
 

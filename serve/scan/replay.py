@@ -23,7 +23,7 @@ from guard.conversation.example import Message
 from guard.errors import exits_cleanly
 from guard.files.atomic import atomic_write
 from guard.method import METHODS
-from serve.scan.command import add_scan_options, cluster_actors, judge_all
+from serve.scan.command import add_scan_options, judge_all
 from serve.scan.flips import Flip, ReplayTally, Row
 from serve.scan.parts import PartFolder, ScanManifest, delete_scan, manifest_of
 from serve.scan.sources import find_sources, names_of, read_source
@@ -262,7 +262,6 @@ def _arguments() -> argparse.Namespace:
             "name two folders of weights, as in make replay A=runs/tiny/RULE/before/alora "
             'B=runs/tiny/RULE/alora FILES="logs/*.jsonl"'
         )
-    arguments.actors = cluster_actors(parser, arguments)
     return arguments
 
 
@@ -279,7 +278,7 @@ def main() -> None:
         delete_scan(out)
     folder = PartFolder(out, manifest)
     if folder.finished is None:
-        judge_all(parts, folder, arguments.actors)
+        judge_all(parts, folder)
     report = report_replay(folder, versions, arguments.shown)
     report.save(out)
     print(report.as_text())

@@ -12,7 +12,7 @@ from pathlib import Path
 from guard.errors import exits_cleanly
 from guard.layout import Runs
 from guard.method import METHODS
-from serve.scan.command import add_scan_options, cluster_actors, judge_all
+from serve.scan.command import add_scan_options, judge_all
 from serve.scan.parts import FORMATS, PartFolder, ScanManifest, delete_scan, manifest_of
 from serve.scan.sources import find_sources, names_of
 from serve.selection import Selection, left_out, served_parts
@@ -42,9 +42,7 @@ def _arguments() -> argparse.Namespace:
     add("--rules", help="comma-separated; default: every trained rule")
     add("--method", help=f"whose weights answer: {', '.join(METHODS)}")
     add("--format", choices=FORMATS, default="jsonl", help="format of the parts (default: jsonl)")
-    arguments = parser.parse_args()
-    arguments.actors = cluster_actors(parser, arguments)
-    return arguments
+    return parser.parse_args()
 
 
 @exits_cleanly
@@ -64,7 +62,7 @@ def main() -> None:
     folder = PartFolder(out, manifest)
     finished = folder.finished
     if finished is None:
-        finished = judge_all(parts, folder, arguments.actors)
+        finished = judge_all(parts, folder)
     else:
         print("nothing changed")
     print(summary(finished, out))

@@ -1,10 +1,7 @@
-"""The command: bad input before an engine starts, and the weights that it began with. What it
-writes: `test_cluster.py`.
-"""
+"""The command: bad input before an engine starts, and the weights that it began with."""
 
 from __future__ import annotations
 
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -33,10 +30,7 @@ def test_bad_input_is_found_before_an_engine_starts(
         "no file of stored conversations": ("--files", "nowhere.jsonl"),
         "not trained by method": ("--files", str(file), "--rules", "nobody"),
         "holds no scan": ("--files", str(file), "--out", str(tmp_path)),
-        "make scan CLUSTER=1": ("--files", str(file), "--cluster"),
-        "--actors needs --cluster": ("--files", str(file), "--actors", "2"),
     }
-    monkeypatch.setitem(sys.modules, "ray", None)  # as where it is not installed
     for problem, more in wrong.items():
         monkeypatch.setattr("sys.argv", ["scan", "--runs", str(runs), *more])
         with pytest.raises(SystemExit):
