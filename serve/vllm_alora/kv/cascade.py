@@ -26,11 +26,12 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
 
 from ..compiler import CompileError
 from ..seam import seam
-from .native_attention import NativeAttention, is_faster, load
+from .native_attention import NativeAttention, load, takes
 from .shared_context import Batch, SharedContext, between, shared_contexts
 
 # In EngineArgs.additional_config: False for vLLM's kernel alone.
 NATIVE = "vllm_alora_native_attention"
+VECTORS = ("vec", "vec16")  # vLLM's kernels whose cache `from_vectors` reads
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -112,9 +113,15 @@ def _batch_of(input_batch: Any, scheduled: dict[str, int]) -> Batch | None:
 def init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
     """Find out what the builder's layers can do, and compile what they need, before any step."""
     original(self, *args, **kwargs)
-    self.can_cascade = _can_cascade(self) and is_native(
-        self.vllm_config.additional_config, self.dtype, self.head_dim
-    )
+    self.can_cascade = cascades(self)
+
+
+def cascades(builder: Any) -> bool:
+    """Whether rules attend to what they share in C++. It is faster than vLLM's kernel for vectors,
+    not than that for AMX, and reads what the former keeps.
+    """
+    settings, dtype, size = builder.vllm_config.additional_config, builder.dtype, builder.head_dim
+    return builder.isa in VECTORS and _can_cascade(builder) and is_native(settings, dtype, size)
 
 
 def _can_cascade(builder: Any) -> bool:
@@ -143,7 +150,7 @@ def is_native(settings: Any, dtype: torch.dtype, size: int) -> bool:
     """Whether C++ attends for heads of this type and size, which is compiled here."""
     if isinstance(settings, dict) and not settings.get(NATIVE, True):
         return False
-    if not is_faster(dtype, size):
+    if not takes(dtype, size):
         return False
     try:
         load()

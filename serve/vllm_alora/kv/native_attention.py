@@ -44,11 +44,9 @@ def load() -> ctypes.CDLL:
     return compiled(SOURCE, tuple(FUNCTIONS.values()), (_POINTER,))
 
 
-def is_faster(dtype: torch.dtype, size: int) -> bool:
-    """Whether heads of this type and size are for C++ on this machine."""
-    is_known = dtype in FUNCTIONS and size % SIZE_STEP == 0 and size <= LARGEST_SIZE
-    has_tiles = dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
-    return is_known and not has_tiles
+def takes(dtype: torch.dtype, size: int) -> bool:
+    """Whether heads of this type and size are for C++, where vLLM does without AMX's tiles."""
+    return dtype in FUNCTIONS and size % SIZE_STEP == 0 and size <= LARGEST_SIZE
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,36 @@ def test_bad_input_is_found_before_an_engine_starts(
         assert problem in capsys.readouterr().err
 
 
+def test_a_scan_goes_on_where_it_was_killed_and_then_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs, out = tmp_path / "runs", tmp_path / "out"
+    folder = save_adapter(runs / "tiny" / "mild" / "alora", "mild", seed=1)
+    file = write_rows(tmp_path / "a.jsonl", 18)
+    engine = WordsEngine({"mild": folder})
+    monkeypatch.setattr("serve.scan.command.open_engines", lambda _: nullcontext(engine))
+    options = ("--runs", str(runs), "--files", str(file), "--out", str(out), "--rows-a-part", "8")
+    monkeypatch.setattr("sys.argv", ["scan", *options])
+    steps = 0
+
+    def step() -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 2:
+            raise KeyboardInterrupt
+        WordsEngine.step(engine)
+
+    monkeypatch.setattr(engine, "step", step)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        main()
+    first = [path.name for path in out.glob("part-*")]
+    main()
+    assert "18 conversations, 1 rules" in capsys.readouterr().out
+    assert len(first) < len(list(out.glob("part-*"))) == 3
+    main()
+    assert "nothing changed" in capsys.readouterr().out and steps < 10
+
+
 @pytest.mark.parametrize("change", ["weights", "threshold"])
 def test_a_rule_that_is_trained_again_while_the_engine_starts_is_not_scanned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str

@@ -4,6 +4,7 @@ read each, in PEFT.
 
 from __future__ import annotations
 
+from copy import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,13 +31,16 @@ KEY_HEADS, SIZE, BLOCK = 2, 64, 32
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_keys_and_values_are_read_as_they_were_written(dtype: torch.dtype) -> None:
-    kv_cache = torch.zeros(9, KEY_HEADS, BLOCK, 2 * SIZE, dtype=dtype)
-    key_cache, value_cache = kv_cache.view(9, KEY_HEADS, 2 * BLOCK, -1).chunk(2, dim=2)
-    key, value = torch.randn(2, 3 * BLOCK, KEY_HEADS, SIZE).to(dtype)
+@pytest.mark.parametrize(("isa", "block"), [("vec", 32), ("vec16", 16)])
+def test_keys_and_values_are_read_as_they_were_written(
+    dtype: torch.dtype, isa: str, block: int
+) -> None:
+    kv_cache = torch.zeros(9, KEY_HEADS, block, 2 * SIZE, dtype=dtype)
+    key_cache, value_cache = kv_cache.view(9, KEY_HEADS, 2 * block, -1).chunk(2, dim=2)
+    key, value = torch.randn(2, 3 * block, KEY_HEADS, SIZE).to(dtype)
     blocks = torch.tensor([5, 2, 7])
-    slots = (blocks[:, None] * BLOCK + torch.arange(BLOCK)).flatten()
-    ops.cpu_attn_reshape_and_cache(key, value, key_cache, value_cache, slots, "vec")
+    slots = (blocks[:, None] * block + torch.arange(block)).flatten()
+    ops.cpu_attn_reshape_and_cache(key, value, key_cache, value_cache, slots, isa)
     keys, values = from_vectors(kv_cache[blocks])
     assert torch.equal(keys, key) and torch.equal(values, value)
 
@@ -155,8 +159,16 @@ def test_only_layers_and_builders_are_taken_that_attend_plainly(served: Served) 
 def test_an_engine_attends_in_cpp_where_it_is_faster_and_compiles(
     served: Served, monkeypatch: MonkeyPatch
 ) -> None:
-    assert [builder.can_cascade for builder in builders(served)] == [True]
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    (builder,) = builders(served)
+    assert builder.can_cascade
+    other = copy(builder)
+    for isa, dtype, is_cascading in (
+        ("amx", torch.bfloat16, False),
+        ("vec16", torch.bfloat16, True),  # AMX and blocks of 16: vLLM does not use the tiles
+        ("vec", torch.float16, False),
+    ):
+        vars(other).update(isa=isa, dtype=dtype)
+        assert cascade.cascades(other) == is_cascading
     assert is_native({}, torch.bfloat16, 128) and is_native({}, torch.float32, 256)
     for settings, dtype, size in (
         ({}, torch.float16, 128),
@@ -171,7 +183,6 @@ def test_an_engine_attends_in_cpp_where_it_is_faster_and_compiles(
         patched.setenv("CXX", "none")
         compiled.cache_clear()
         assert not is_native({}, torch.float32, 64)
+        assert not cascade.cascades(builder)
     assert "slower" in warnings[0]
     assert is_native({}, torch.float32, 64)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    assert is_native({}, torch.float32, 128) and not is_native({}, torch.bfloat16, 128)
