@@ -28,10 +28,12 @@ POLICY ?=##   for make rule: what is forbidden, in a sentence
 FILES ?=##   for make scan and replay: files, folders, patterns (.jsonl, .jsonl.gz, .parquet) or hub:ORG/NAME, separated by blanks
 PORT ?=##   for make up: by default 8000
 REPLICAS ?=##   for make up: servers behind one address, on Ray: 2, or 1-4 for as many as the load needs (docs/replicas.md)
-TESTS ?=##   for make test: files or options for pytest
 CENTURION_HOME ?=##   the folder of your own rules, recipes and runs, laid out as the checkout (docs/commands.md); by default the checkout
 export CENTURION_HOME
 # For experts.
+WHY ?=##   for make publish and rollback: the reason, which is kept
+VERSION ?=##   for make publish and rollback: the beginning of a version's id, as make rules prints it
+TESTS ?=##   for make test: files or options for pytest
 MAX_FPR ?=##   for make calibrate: the share of allowed conversations that may be flagged
 THRESHOLD ?=##   for make calibrate: the probability from which on it is a violation
 UNLABELLED ?=##   for DATA=llm: a file of `messages` whose first conversations show what occurs
@@ -42,13 +44,13 @@ WIDE ?=##   1: make serve to 500 rules and 32,000 tokens, with 1,000 adapters re
 REAL ?=##   for make transfer: how many real rows are mixed in, by default 0,20,50,100
 ROWS ?=##   for make curve: numbers of labelled rows, by default 50,100,300,1000,all
 GRID ?=##   for make sweep: what to try; default: recipes/sweeps/rank.yaml
-A ?=##   for make compare and replay: an adapter folder, runs/MODEL/RULE/METHOD; the one that training replaced is RULE/before/METHOD
+A ?=##   for make compare and replay: a folder of weights, runs/MODEL/RULE/METHOD; make rules names those of older versions
 B ?=##   for make compare and replay: the other one
 OUT ?=##   for make scan and replay: the folder for the verdicts, by default runs/scan or runs/replay
 FORMAT ?=##   for make scan: jsonl, the default, or parquet
 # Of HOST only what stands on the command line: some shells export the machine's name under it.
 HOST ?=##   for make up: the address to listen on, by default 127.0.0.1
-WATCH ?=##   1: make up serves a rule that is trained again by its new weights, without a restart
+WATCH ?=##   1: make up serves what is published or rolled back in seconds, without a restart
 RULESETS ?=##   for make up: a YAML file of named rule sets (docs/rule_sets_and_tenants.md)
 TENANTS ?=##   for make up: a YAML file of tenants, their keys, rule sets and limits (docs/rule_sets_and_tenants.md)
 AUDIT ?=##   for make up: a file that gets a line of JSON for every check, without content
@@ -73,11 +75,11 @@ clients := .venv-clients/setup.stamp
 cluster := .venv/cluster.stamp
 
 # Handed on as they stand: a sentence, or a file's name, may hold any quote or dollar.
-as_they_stand := POLICY DATA UNLABELLED A B FILES OUT TRACE
+as_they_stand := POLICY DATA UNLABELLED A B FILES OUT TRACE WHY
 $(foreach variable,$(as_they_stand),$(eval override $(variable) := $$(value $(variable))))
 export $(as_they_stand)
 
-.PHONY: help help-all all rule data train eval serve up scan plan test calibrate test-gpu-path compare replay transfer curve sweep bench race merge fuzz doctor setup check format clean
+.PHONY: help help-all all rule data train eval serve up scan rules publish rollback test plan calibrate test-gpu-path compare replay transfer curve sweep bench race merge fuzz doctor setup check format clean
 
 commands := awk -F ' *\#\#   ' '/^[a-z-]+:.*\#\#/ { sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, $$2 }'
 variables := awk -F ' *\#\#   ' '/^[A-Z_]+ \?=.*\#\#/ { sub(/ \?= */, "=", $$1); printf "  %-22s %s\n", $$1, $$2 }'
@@ -138,6 +140,7 @@ serve: $(ready) ##   the latency benchmark (the server is make up): 1 to 100 rul
 
 host := $(if $(filter command,$(origin HOST)),$(HOST))
 # Without a RULE of the user's, or with all: every rule that is trained by the served method.
+a_version = --rule '$(RULE)' --model $(MODEL) $(call option,method,$(METHOD)) $(call option,version,$(VERSION)) --why "$$WHY"
 served_rules := $(if $(filter command environment,$(origin RULE)),$(if $(filter-out all,$(RULE)),$(RULE)))
 
 # Threads that spin for long wait at every product for a core that another process has.
@@ -157,13 +160,22 @@ scan: $(ready) ##   FILES="logs/*.jsonl" -> every stored conversation judged by 
 		$(if $(OUT),--out "$$OUT") $(call option,format,$(FORMAT)) \
 		$(call flag,force,$(FORCE)) $(OPTIONS)
 
-plan: $(ready) ##   what a deployment costs: checks a second, p95 with queueing, memory, replicas, dollars -> table, runs/plan.json (first make bench NAME=calibrate)
-	$(python) -m serve.plan.run $(call option,plan,$(PLAN)) $(if $(TRACE),--trace "$$TRACE") $(OPTIONS)
+rules: $(ready) ##   every version of every rule, or of those of RULE: which is served, where it lies, how good it is
+	$(python) -m serve.versions list $(call option,rules,$(served_rules)) $(OPTIONS)
+
+publish: $(ready) ##   RULE= WHY="fewer false alarms" -> the version trained last is served, or VERSION=3f2a
+	$(python) -m serve.versions publish $(a_version)
+
+rollback: $(ready) ##   RULE= WHY="it flags greetings" -> the version served before is served again, or VERSION=3f2a
+	$(python) -m serve.versions rollback $(a_version)
 
 test: $(ready) $(if $(filter-out 0,$(QUICK)),,$(clients) $(cluster)) ##   all tests; QUICK=1: those without an engine, 2 minutes; TESTS=tests/guard: a part
 	CENTURION_HOME= $(python) -m pytest $(if $(filter-out 0,$(QUICK)),-m 'not slow') $(TESTS)
 
 # For experts.
+plan: $(ready) ##   what a deployment costs: checks a second, p95 with queueing, memory, replicas, dollars -> table, runs/plan.json (first make bench NAME=calibrate)
+	$(python) -m serve.plan.run $(call option,plan,$(PLAN)) $(if $(TRACE),--trace "$$TRACE") $(OPTIONS)
+
 calibrate: $(ready) ##   another threshold for trained weights, in seconds: by the rule's file, for MAX_FPR=0.02, or THRESHOLD=0.8 as it is
 	$(python) -m train.calibrate --rule '$(RULE)' --model $(MODEL) $(call option,method,$(METHOD)) \
 		$(call option,max-fpr,$(MAX_FPR)) $(call option,threshold,$(THRESHOLD))

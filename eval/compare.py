@@ -1,8 +1,8 @@
 """Two versions of a rule's weights on the same test rows: `python -m eval.compare A B`, entry of
 `make compare`.
 
-A and B are folders of weights (`runs/MODEL/RULE/METHOD`), say those that training replaced
-(`runs/MODEL/RULE/before/METHOD`) and their successor, or two methods of one rule. What is compared
+A and B are folders of weights (`runs/MODEL/RULE/METHOD`), say two versions of a rule (`make rules`
+names their folders), or two methods of one rule. What is compared
 are verdicts: the logits that the training stage computed at its end, under each card's own
 calibration. Loads no model. Exit status: 1 if B is worse than chance explains, 2 for what cannot be
 compared (by make: 2 for either).
@@ -167,10 +167,7 @@ def main() -> None:
         description="Which verdicts differ between two versions of a rule's weights, and whether "
         "B is worse.",
     )
-    before = (
-        "a folder of weights; make train keeps what it replaced as runs/tiny/RULE/before/METHOD"
-    )
-    parser.add_argument("a", type=Path, help=before)
+    parser.add_argument("a", type=Path, help="a folder of weights; `make rules` names those kept")
     parser.add_argument("b", type=Path, help="another one of the same rule")
     data = "folder with test.jsonl (default: the rule's, in the runs folder that A lies in)"
     parser.add_argument("--data", type=Path, help=data)
@@ -178,7 +175,7 @@ def main() -> None:
     if Path() in (arguments.a, arguments.b):
         parser.error(
             "name two folders of weights, as in "
-            "make compare A=runs/tiny/RULE/before/alora B=runs/tiny/RULE/alora"
+            "make compare A=runs/registry/versions/3f2a... B=runs/tiny/RULE/alora"
         )
     comparison = compare(arguments.a, arguments.b, arguments.data)
     print(comparison.as_text())

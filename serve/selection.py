@@ -23,6 +23,7 @@ from serve.engine import GuardEngine
 from serve.engine.adapter import trained
 from serve.engine.engines import GuardEngines, model_of
 from serve.merge import MERGED, mergeable_method, merged_engine
+from serve.registry.registry import RegisteredRule, Registry
 
 log = logging.getLogger(__name__)
 
@@ -98,17 +99,38 @@ def left_out(selection: Selection, parts: Sequence[ServedPart]) -> str | None:
     return f"left out, as they have no weights of the served method: {', '.join(described)}"
 
 
+def unpublished(selection: Selection, parts: Sequence[ServedPart]) -> list[str]:
+    """A line for each rule that has a candidate, which nobody serves."""
+    lines: list[str] = []
+    registry = Registry(selection.runs)
+    for part in parts:
+        for rule in () if selection.is_merged else part.folders:
+            found = registry.aliases(RegisteredRule(part.recipe.name, rule, part.method))
+            if candidate := found.get("candidate"):
+                command = f'make publish RULE={rule} MODEL={part.recipe.name} WHY="..."'
+                lines.append(f"{rule}: {candidate[:12]} is not served; to serve it: {command}")
+    return lines
+
+
 def _part(recipe: Recipe, selection: Selection, rules: str | None) -> ServedPart:
     if selection.is_merged:
         method = mergeable_method(recipe)
     else:
         method = served_method(recipe, selection.method)
-    folders = trained(selection.runs, recipe.name, method, rules)
+    folders = _served(selection, recipe.name, method, rules)
     if selection.is_merged and len(folders) > 1:
         raise GuardError(
             "a merged base answers one rule", got=", ".join(folders), remedy="Name it: RULE="
         )
     return ServedPart(recipe, method, folders)
+
+
+def _served(selection: Selection, model: str, method: str, rules: str | None) -> dict[str, Path]:
+    """`trained`, with the registry's champions; what is merged lies beside the rule's folder."""
+    champions: dict[str, Path] = {}
+    if not selection.is_merged:
+        champions = Registry(selection.runs).champions(model, method)
+    return trained(selection.runs, model, method, rules, champions)
 
 
 def _checked(part: ServedPart) -> ServedPart:
@@ -130,13 +152,13 @@ def served_method(recipe: Recipe, name: str | None) -> str:
 
 
 def find_trained(selection: Selection, parts: Sequence[ServedPart]) -> Callable[[str], Path | None]:
-    """Finds the folder of a trained rule that was not served from the start, or logs why not."""
+    """Finds the folder of a rule's weights as they are to be served now, or logs why not."""
 
     def find(rule: str) -> Path | None:
         problems: list[str] = []
         for part in parts:
             try:
-                folders = trained(selection.runs, part.recipe.name, part.method, rule)
+                folders = _served(selection, part.recipe.name, part.method, rule)
             except GuardError as error:  # of another base it may be trained
                 problems.append(str(error))
                 continue

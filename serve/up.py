@@ -34,7 +34,15 @@ from serve.engine.engines import GuardEngines
 from serve.engine.thread.engine_thread import CLOSING_S, EngineThread
 from serve.observers import open_observers
 from serve.policy.rule_set import RuleSet, load_rule_sets
-from serve.selection import Selection, ServedPart, find_trained, left_out, served_parts, start_warm
+from serve.selection import (
+    Selection,
+    ServedPart,
+    find_trained,
+    left_out,
+    served_parts,
+    start_warm,
+    unpublished,
+)
 from serve.tenants.tenant_file import Tenants, load_tenants
 from serve.tls import tls_settings
 from serve.up_arguments import parse_arguments
@@ -68,6 +76,8 @@ def main() -> None:
     with _listening(arguments.host, arguments.port) as listener:
         _print_loading(parts)
         if line := left_out(selection, parts):
+            print(line, flush=True)
+        for line in unpublished(selection, parts):
             print(line, flush=True)
         with running(arguments, options, observers, find) as app:
             _serve(app, listener, arguments.timeout, tls)

@@ -16,10 +16,11 @@ OURS = ("guard", "data", "train", "eval", "serve", "vllm_alora", "vllm_encoder")
 MAY_IMPORT = {
     "guard": (),
     "data": ("guard",),
-    "train": ("guard", "data"),
+    "train": ("guard", "data", "serve.registry"),  # where it registers versions
     "eval": ("guard", "data", "serve.engine"),
-    "serve": ("guard", "vllm_alora"),  # the entries: up, doctor, merge
+    "serve": ("guard", "vllm_alora"),  # the entries: up, doctor, merge, versions
     "serve/engine": ("guard", "vllm_alora", "vllm_encoder"),
+    "serve/registry": ("guard",),
     "serve/client": (),
     "serve/policy": ("guard",),
     "serve/tenants": ("guard",),

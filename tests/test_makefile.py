@@ -174,6 +174,15 @@ STAGES = {
     "replay A=a B=b FILES=c METHOD=lora FORCE=1": [
         'serve.scan.replay "$A" "$B" --files "$FILES" --method \'lora\' --force'
     ],
+    "rules": ["serve.versions list"],
+    "rules RULE=a,b OPTIONS=--files": ["serve.versions list --rules 'a,b' --files"],
+    "publish RULE=a MODEL=big WHY=better": [
+        "serve.versions publish --rule 'a' --model big --why \"$WHY\""
+    ],
+    "rollback RULE=a METHOD=head VERSION=3f2a WHY=worse": [
+        "serve.versions rollback --rule 'a' --model tiny --method 'head' --version '3f2a' "
+        '--why "$WHY"'
+    ],
     "test QUICK=1 'TESTS=tests/guard -x'": ["pytest -m 'not slow' tests/guard -x"],
 }
 

@@ -25,6 +25,7 @@ from guard.verdict import Calibration
 from guard.weights.card import Card, ThresholdBy, check_rule, load_card, read_card
 from guard.weights.predictions import PREDICTIONS, read_predictions
 from train.calibration.validation import validation_metrics
+from train.export import register
 from train.job import Job
 
 SHOWN: tuple[Split, ...] = ("validation", "test")
@@ -80,7 +81,9 @@ def recalibrate(job: Job, threshold: float | None = None, by: ThresholdBy = "rul
         "threshold_by": by,
         "metrics": card.metrics | {"validation": metrics},
     }
+    register(job, "found before it was calibrated")
     card.model_copy(update=changed).save(job.folder)
+    register(job, f"calibrated: threshold {card.threshold:.3f} -> {calibration.threshold:.3f}")
     return len(deciding_labels)
 
 

@@ -19,11 +19,11 @@ from guard.verdict import Calibration
 from guard.weights.card import CARD, VERSION, Card, file_digests, load_card
 from guard.weights.head import answer_hash
 from guard.weights.predictions import write_predictions
+from serve.registry.registry import Registry, user_name
 from train.examples import Row
 from train.job import Job
 from train.methods import Trained
 
-BEFORE = "before"
 PART = "export"
 
 
@@ -37,8 +37,8 @@ def export(
     covered: Coverage | None,
 ) -> None:
     """Write the job's folder, whole or not at all. It is built in the scratch folder and then takes
-    its place. The one that it replaces is kept in the folder `before` beside it, for `make
-    compare`, unless it is damaged. `logits` (nats, uncalibrated) are those of `rows`, in the same
+    its place. What it replaces is a version of the registry, as is what it leaves (seed 0),
+    unless it is damaged. `logits` (nats, uncalibrated) are those of `rows`, in the same
     order; of test rows from the method's reference.
     """
     part = job.scratch / PART
@@ -48,7 +48,7 @@ def export(
     write_predictions(part, [(row.id, row.split, logit) for row, logit in predictions])
     _card(job, file_digests(part, job.method), calibration, metrics, covered).save(part)
     mark_current(part, job.inputs)
-    _replace(job.folder, part)
+    _replace(job, part)
     job.close_scratch()
 
 
@@ -56,7 +56,7 @@ def finish_export(job: Job) -> None:
     """Put the job's folder in its place if a run was killed that had written it whole."""
     part = job.scratch / PART
     if is_current(part, job.inputs):
-        _replace(job.folder, part)
+        _replace(job, part)
 
 
 def damage_of(folder: Path) -> str:
@@ -76,19 +76,30 @@ def damage_of(folder: Path) -> str:
     return ""
 
 
-def _replace(folder: Path, part: Path) -> None:
-    """Put `part` in the place of the folder, which moves to where `make compare` finds it; a
-    damaged one takes no good one's place there.
+def _replace(job: Job, part: Path) -> None:
+    """Put `part` in the place of the job's folder. Both are registered: nothing is lost."""
+    register(job, "found beside its successor")
+    if job.folder.exists():
+        shutil.rmtree(job.folder)
+    part.rename(job.folder)
+    register(job, "trained")
+
+
+def register(job: Job, note: str) -> None:
+    """Make the weights in the job's folder a version of the registry: those that may be served, of
+    seed 0 and no study, that are whole and have a card of today's keys.
     """
-    if folder.exists():
-        before = folder.parent / BEFORE / folder.name
-        if damage_of(folder):
-            shutil.rmtree(folder)
-        else:
-            shutil.rmtree(before, ignore_errors=True)
-            before.parent.mkdir(exist_ok=True)
-            folder.rename(before)
-    part.rename(folder)
+    if job.seed or job.of_study:
+        return
+    try:
+        load_card(job.folder)
+    except GuardError:
+        return
+    registry = Registry(job.runs)
+    version = registry.register(job.folder, actor=user_name(), note=note)
+    if registry.aliases(version.rule).get("candidate") == version.id:
+        serve_it = f"to serve it: make publish RULE={job.rule.id}"
+        print(f"{job.name}: {version.id[:12]} is a candidate; {serve_it}", flush=True)
 
 
 def _card(

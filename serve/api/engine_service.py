@@ -25,7 +25,7 @@ class EngineService(CheckService):
     """An engine, driven from a thread of its own between `start` and `close`.
 
     A check has `timeout_s` seconds. `cards`, by default the engine's, are kept as the rules are
-    served now. `find_trained` finds the folder of a rule that is trained and not served.
+    served now. `find_trained` finds the folder of a rule's weights as they are to be served.
     """
 
     def __init__(
@@ -60,16 +60,16 @@ class EngineService(CheckService):
         self._served.update(self._engine.rules)
 
     def folder(self, rule: str) -> Path:
-        return self._engine.folder(rule)
+        return self._find_trained(rule) or self._engine.folder(rule)
 
     async def serve(self, rule: str, folder: Path | None = None) -> Card:
         """As `CheckService.serve`, or by the weights in `folder`."""
         async with self._changing:
-            if folder is None and rule not in self._served:
+            if folder is None:
                 folder = await asyncio.to_thread(self._find_trained, rule)
-                if folder is None:
+                if folder is None and rule not in self._served:
                     raise not_trained(rule, self._served)
-            weights_folder = folder or self.folder(rule)
+            weights_folder = folder or self._engine.folder(rule)
             card = await asyncio.to_thread(read_card, weights_folder)
             check_rule(card, rule, weights_folder)
             await asyncio.wrap_future(self.thread.serve_rule(rule, folder))

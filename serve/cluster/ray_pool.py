@@ -11,12 +11,15 @@ import asyncio
 import contextlib
 import importlib.metadata
 import logging
+import os
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import serve
+from ray._private import auto_init_hook
 from ray._private import worker as ray_worker
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.config import RequestRouterConfig
@@ -33,7 +36,6 @@ from serve.cluster.messages import (
     ReplicaAnswer,
     ReplicaLost,
 )
-from serve.cluster.private_ray import private_ray
 from serve.cluster.replica import GuardReplica, StartApp
 from serve.cluster.size import MAX_REPLICAS, ReplicaRange
 from serve.cluster.snapshots import Snapshots
@@ -51,6 +53,7 @@ HEALTH_PERIOD_S = 1.0
 FINISHING_S = 30.0  # seconds beyond a check's that a stopping process has
 LOOK_S = 5.0  # seconds in which Ray's controller says which replicas run
 QUIET = {"log_level": "ERROR", "enable_access_log": False}
+OBJECT_STORE_BYTES = 512 * 2**20  # for data on its way between processes; more goes to disk
 
 
 class RayReplica(GuardReplica):
@@ -258,6 +261,40 @@ def actor_options(processes: int) -> dict[str, Any]:
         problem = f"a replica takes a GPU, and there are {gpus}"
         raise GuardError(problem, got=processes, remedy="Ask for fewer with REPLICAS= and SHARDS=")
     return {"num_cpus": 1, "num_gpus": 1}
+
+
+@contextlib.contextmanager
+def private_ray(
+    scratch: Path, places: int, environment: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    """A Ray of this process's own, on this machine, without a word of its own on the terminal, with
+    `places` CPUs to give away, its files in `scratch`, a folder with a short path.
+
+    Its processes find `environment` in theirs, unless this process's own says otherwise. They know
+    each other by a token, which Ray would else write into the home folder, for all clusters of the
+    user; RAY_AUTH_MODE, which it has read when it was imported, is left alone.
+    """
+    settings = {"RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+    settings |= environment or {}
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    # Asking Ray after its end would start another one, as threads of Ray Serve do.
+    auto_init_hook.enable_auto_connect = False
+    ray.init(
+        address="local",
+        num_cpus=places,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        object_store_memory=OBJECT_STORE_BYTES,
+        _node_ip_address="127.0.0.1",
+        _temp_dir=str(scratch),
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 @contextlib.contextmanager

@@ -5,8 +5,10 @@ loaded; a head is its tensors (`head.py`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from guard.arguments import comma_separated
@@ -145,14 +147,20 @@ def check_code(card: Card, prompts: PromptBuilder, folder: Path, remedy: str) ->
         raise GuardError(problem, where=folder, got=card.answer_hash[:12], remedy=remedy)
 
 
-def trained(runs: Runs, model: str, method: str, selection: str | None = None) -> dict[str, Path]:
+def trained(
+    runs: Runs,
+    model: str,
+    method: str,
+    selection: str | None = None,
+    champions: Mapping[str, Path] = MappingProxyType({}),
+) -> dict[str, Path]:
     """The folders of a method that serve (seed 0), by rule: all, or those of a comma-separated
-    `selection`. Raises GuardError if there is none, one of the selection is not trained, or one is
-    a link to a folder that is not among the runs.
+    `selection`; of a rule with a champion, that. Raises GuardError if there is none, one of the
+    selection is not trained, or one is a link to a folder that is not among the runs.
     """
     root = runs.root / model
     cards = sorted(root.glob(f"*/{method}/{CARD}"))
-    folders = {card.parent.parent.name: card.parent for card in cards}
+    folders = {card.parent.parent.name: card.parent for card in cards} | dict(champions)
     train = f"`make train RULE=... MODEL={model} METHOD={method}`"
     if not folders:
         remedy = f"Run {train} first"
@@ -168,8 +176,8 @@ def trained(runs: Runs, model: str, method: str, selection: str | None = None) -
             remedy = f"Trained: {', '.join(folders)}; or run {train}"
             raise GuardError(problem, got=missing, remedy=remedy)
         folders = {name: folders[name] for name in names}
-    for folder in folders.values():
-        if not folder.resolve().is_relative_to(root.resolve()):
+    for rule, folder in folders.items():
+        if rule not in champions and not folder.resolve().is_relative_to(root.resolve()):
             remedy = "Put the folder itself there"
             raise GuardError(f"a link that leads out of {root}", where=folder, remedy=remedy)
     return folders

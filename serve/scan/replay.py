@@ -14,9 +14,10 @@ import argparse
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
+
+from jinja2 import StrictUndefined, Template
 
 from guard.arguments import count
 from guard.conversation.example import Message
@@ -24,22 +25,14 @@ from guard.errors import exits_cleanly
 from guard.files.atomic import atomic_write
 from guard.method import METHODS
 from serve.scan.command import add_scan_options, judge_all
-from serve.scan.flips import Flip, ReplayTally, Row
+from serve.scan.flips import ReplayTally, Row
 from serve.scan.parts import PartFolder, ScanManifest, delete_scan, manifest_of
 from serve.scan.sources import find_sources, names_of, read_source
 from serve.scan.versions import RuleVersion, VersionPair, Versions, find_versions, replayed_parts
 
 LAST_TURNS, LAST_CHARACTERS = 4, 600  # what is shown of a conversation, and of each turn
 ELLIPSIS = "…"
-STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse } td, th { padding: .15rem .8rem .15rem 0; text-align: left }
-td, th { vertical-align: top } pre { white-space: pre-wrap; margin: 0; font-size: 13px }
-article { border-top: 1px solid #ccc; padding: .6rem 0 } .role { color: #555 }
-.note { background: #fff4d6; padding: .4rem .7rem }
-"""
-# Stored text is shown and never run, whatever it holds.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+TEMPLATE = Path(__file__).with_name("replay.html.jinja")
 
 Place = tuple[str, int]  # a conversation's source, and its row there
 Texts = Mapping[Place, Sequence[Message]]
@@ -72,55 +65,18 @@ def shortened(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(turns)
 
 
-def page(title: str, notes: Sequence[str], sections: Sequence[str]) -> str:
-    """The page of `rule_section`s."""
-    lines = [f"<h1>{escape(title)}</h1>", *(_note(line) for line in notes), *sections]
-    body = "\n".join(lines)
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Replay</title>\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-        f"<style>{STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
+def page(
+    title: str, notes: Sequence[str], rules: Sequence[tuple[VersionPair, ReplayTally]], texts: Texts
+) -> str:
+    """The page of the rules' figures, and of their flips with the `texts` of the conversations."""
+    template = Template(
+        TEMPLATE.read_text(encoding="utf-8"),
+        autoescape=True,
+        trim_blocks=True,
+        undefined=StrictUndefined,
     )
-
-
-def rule_section(pair: VersionPair, tally: ReplayTally, texts: Texts) -> str:
-    """One rule's figures, and its flips with the `texts` of their conversations."""
-    parts = [f"<h2>{escape(pair.rule)}</h2>", "<table>"]
-    for label, version in (("A", pair.a), ("B", pair.b)):
-        weights = f"{version.folder} ({version.card.method}, {version.card.version[:12]})"
-        parts.append(_table_row(label, weights))
-    parts += [_table_row(label, text) for label, text in tally.as_text().items()]
-    parts += ["</table>", *(_note(sentence) for sentence in pair.differences)]
-    flips = tally.largest()
-    parts.append(
-        f"<h3>{len(flips):,} of {tally.counts['flips']:,} flips, largest change first</h3>"
-    )
-    parts += [_article(flip, texts.get((flip.source, flip.row))) for flip in flips]
-    return "\n".join(parts)
-
-
-def _note(text: str) -> str:
-    return f"<p class=note>{escape(text)}</p>"
-
-
-def _table_row(label: str, text: str) -> str:
-    return f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>"
-
-
-def _article(flip: Flip, messages: Sequence[Message] | None) -> str:
-    where = f"{flip.source}, row {flip.row}"
-    if flip.id:
-        where += f", id {flip.id}"
-    change = (
-        f"{flip.verdict_a} {flip.p_a:.3f} → {flip.verdict_b} {flip.p_b:.3f} ({flip.change:+.3f})"
-    )
-    lines = [f"<article><b>{escape(change)}</b><br><span class=role>{escape(where)}</span>"]
-    if messages is None:
-        lines.append("<p>The conversation is no longer there.</p>")
-    for message in messages or ():
-        role, content = escape(message.role), escape(message.content)
-        lines.append(f"<pre><span class=role>{role}:</span> {content}</pre>")
-    return "\n".join([*lines, "</article>"])
+    html: str = template.render(title=title, notes=notes, rules=rules, texts=texts)
+    return html + "\n"
 
 
 SHOWN = 50  # flips of a rule that the report lists
@@ -183,11 +139,9 @@ class ReplayReport:
         texts = excerpts(places)
         for source in {source for source, _ in places}:
             self.manifest.check_source(source)
-        sections = [
-            rule_section(pair, self.tallies[pair.rule], texts) for pair in self.versions.pairs
-        ]
+        rules = [(pair, self.tallies[pair.rule]) for pair in self.versions.pairs]
         title = f"Replay: {self.conversations:,} conversations, A against B"
-        return page(title, [NO_LABELS, *self._left_out()], sections)
+        return page(title, [NO_LABELS, *self._left_out()], rules, texts)
 
     def save(self, folder: Path) -> None:
         """Write `replay.html` and `replay.json`, each whole or not at all. Raises as `as_html`."""
@@ -248,8 +202,8 @@ def _arguments() -> argparse.Namespace:
     add(
         "a",
         type=Path,
-        help="a folder of weights, runs/MODEL/RULE/METHOD (what training replaced is "
-        "RULE/before/METHOD), or runs/MODEL for all its rules",
+        help="a folder of weights, runs/MODEL/RULE/METHOD (`make rules` names those of older "
+        "versions), or runs/MODEL for all its rules",
     )
     add("b", type=Path, help="the other version, of the same kind of folder")
     add_scan_options(parser, out="the folder for verdicts and report (default: runs/replay)")
@@ -259,7 +213,7 @@ def _arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if Path() in (arguments.a, arguments.b):
         parser.error(
-            "name two folders of weights, as in make replay A=runs/tiny/RULE/before/alora "
+            "name two folders of weights, as in make replay A=runs/registry/versions/3f2a... "
             'B=runs/tiny/RULE/alora FILES="logs/*.jsonl"'
         )
     return arguments

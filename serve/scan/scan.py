@@ -64,10 +64,13 @@ def scan(engine: ScanEngine, folder: PartFolder) -> ScanManifest:
     """
     manifest = folder.manifest
     counts: VerdictCounts = Counter()
-    with scan_bar(manifest) as bar:
+    size = sum(size for size, _ in manifest.sources.values())
+    with tqdm(total=size or None, unit="B", unit_scale=True, desc="scan") as bar:
         for part in read_parts(manifest):
             if folder.has(part.number):
-                counts.update(kept_verdicts(folder, part))
+                kept = count_verdicts(folder.read(part.number))
+                folder.check_rows(part.number, kept.total(), len(part.conversations))
+                counts.update(kept)
             else:
                 rows = part_rows(engine, part.conversations, manifest)
                 folder.write(part.number, rows)
@@ -80,13 +83,6 @@ def count_verdicts(rows: Iterable[Mapping[str, Any]]) -> VerdictCounts:
     return Counter((row["rule"], row["verdict"]) for row in rows)
 
 
-def kept_verdicts(folder: PartFolder, part: StoredPart) -> VerdictCounts:
-    """`count_verdicts` of a part that exists. Raises GuardError if it is broken."""
-    counts = count_verdicts(folder.read(part.number))
-    folder.check_rows(part.number, counts.total(), len(part.conversations))
-    return counts
-
-
 def finish(folder: PartFolder, counts: VerdictCounts) -> ScanManifest:
     """Record that all parts of a scan exist; the finished manifest."""
     manifest = folder.manifest
@@ -97,8 +93,3 @@ def finish(folder: PartFolder, counts: VerdictCounts) -> ScanManifest:
     finished = replace(manifest, is_finished=True, conversations=conversations, verdicts=verdicts)
     folder.finish(finished)
     return finished
-
-
-def scan_bar(manifest: ScanManifest) -> tqdm[Any]:
-    total = sum(size for size, _ in manifest.sources.values())
-    return tqdm(total=total or None, unit="B", unit_scale=True, desc="scan")

@@ -105,7 +105,7 @@ def find_versions(a: Path, b: Path, method: str | None = None) -> Versions:
         versions = Versions((_pair(a, b),))
     changed = tuple(pair for pair in versions.pairs if not pair.is_unchanged)
     if not changed:
-        remedy = "What training replaced is RULE/before/METHOD"
+        remedy = "`make rules` names the folders of older versions"
         raise GuardError("A and B are the same weights", where=b, got=a, remedy=remedy)
     unchanged = tuple(pair.rule for pair in versions.pairs if pair.is_unchanged)
     return replace(versions, pairs=changed, unchanged=unchanged)

@@ -139,7 +139,7 @@ def test_one_ray_after_another_starts_and_writes_nothing_into_the_home_folder(
     """With a token that stands in no file."""
     import ray
 
-    from serve.cluster.private_ray import private_ray
+    from serve.cluster.ray_pool import private_ray
 
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for _ in range(2):

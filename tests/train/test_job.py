@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from guard.layout import mark_current
 from guard.method import METHODS, PEFT_WEIGHTS
 from guard.recipe import KINDS, load_recipe
 from guard.verdict import Calibration
-from guard.weights.card import CARD, load_card
+from guard.weights.card import load_card
+from serve.registry.registry import RegisteredRule, Registry
 from tests.train.conftest import (
     MakeEncoderJob,
     MakeJob,
@@ -122,8 +123,8 @@ def of_steps(make_job: MakeJob, steps: int) -> Job:
     return job
 
 
-def before(job: Job) -> Path:
-    return job.folder.parent / "before" / job.folder.name
+def rule_of(job: Job) -> RegisteredRule:
+    return RegisteredRule(job.recipe.name, job.rule.id, job.method)
 
 
 def steps_of(folder: Path) -> int:
@@ -131,17 +132,28 @@ def steps_of(folder: Path) -> int:
     return steps
 
 
-def test_the_good_adapter_that_is_replaced_is_kept_beside_it(make_job: MakeJob) -> None:
+def test_every_training_is_a_version_and_a_damaged_one_is_none(make_job: MakeJob) -> None:
+    """Of seed 0, which is served."""
     for steps in (1, 2, 3):
         job = of_steps(make_job, steps)
-    assert [steps_of(folder) for folder in (before(job), job.folder)] == [2, 3]
+    registry, rule = Registry(job.runs), rule_of(job)
+    assert [steps_of(version.folder) for version in registry.versions(rule)] == [1, 2, 3]
     (job.folder / PEFT_WEIGHTS).write_bytes(b"torn")
-    of_steps(make_job, 4)  # a damaged one takes no good one's place
-    assert [steps_of(folder) for folder in (before(job), job.folder)] == [2, 4]
-    card = json.loads((job.folder / CARD).read_text())
-    (job.folder / CARD).write_text(json.dumps(card | {"of_another_version": 1}))
-    of_steps(make_job, 5)
-    assert json.loads((before(job) / CARD).read_text())["of_another_version"] == 1
+    of_steps(make_job, 4)
+    assert [steps_of(version.folder) for version in registry.versions(rule)] == [1, 2, 3, 4]
+    champion = registry.champions(rule.model, rule.method)[rule.rule]
+    assert steps_of(champion) == 1
+    finish_at_once(replace(job, seed=1))
+    finish_at_once(replace(job, of_study=True))
+    assert len(registry.versions(rule)) == 4
+
+
+def test_weights_of_before_there_was_a_registry_are_kept_too(make_job: MakeJob) -> None:
+    job = of_steps(make_job, 1)
+    registry = Registry(job.runs)
+    shutil.rmtree(registry.root)
+    of_steps(make_job, 2)
+    assert [steps_of(version.folder) for version in registry.versions(rule_of(job))] == [1, 2]
 
 
 def test_an_older_adapter_is_replaced_whole_or_not_at_all(make_job: MakeJob) -> None:

@@ -87,8 +87,8 @@ class Shard:
     """Replicas, and from which folders they serve which rules. For one event loop; nobody else
     changes the rules.
 
-    `folders` are those of the rules that are served at the start, as training left them;
-    `find_trained` finds the folder of another rule. A check has `timeout_s` seconds. Raises
+    `folders` are those of the rules that are served at the start; `find_trained` finds the folder
+    of a rule's weights as they are to be served now. A check has `timeout_s` seconds. Raises
     GuardError for weights that cannot be served.
     """
 
@@ -168,14 +168,12 @@ class Shard:
     def folder(self, rule: str) -> Path:
         if rule not in self._folders:
             raise not_served(rule)
-        return self._folders[rule]
+        return self._find_trained(rule) or self._folders[rule]
 
     async def serve(self, rule: str) -> Card:
         """As CheckService.serve, on all replicas; Overloaded for a change that is put off."""
         async with self._changing:
-            folder = self._folders.get(rule)
-            if folder is None:
-                folder = await asyncio.to_thread(self._find_trained, rule)
+            folder = await asyncio.to_thread(self._find_trained, rule) or self._folders.get(rule)
             if folder is None:
                 raise not_trained(rule, self.cards)
             copy = await asyncio.to_thread(self._snapshots.keep, folder)

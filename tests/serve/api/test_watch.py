@@ -13,11 +13,13 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from guard.errors import GuardError
+from guard.layout import Runs
 from guard.weights.card import load_card, read_card
 from serve.api import watch as watch_module
 from serve.api.engine_service import EngineService
 from serve.api.watch import watch
 from serve.engine.refusals import Overloaded
+from serve.registry.registry import RegisteredRule, Registry
 from tests.serve.cards import save_card
 from tests.serve.toy_engine import ToyEngine
 from tests.waiting import wait_until
@@ -38,11 +40,16 @@ def engine(tmp_path: Path) -> ToyEngine:
     return engine
 
 
-def watched(engine: ToyEngine, meanwhile: Callable[[], object], seconds: float = 0.1) -> None:
+def watched(
+    engine: ToyEngine,
+    meanwhile: Callable[[], object],
+    seconds: float = 0.1,
+    find: Callable[[str], Path | None] = lambda rule: None,
+) -> None:
     """Watch while that is done in another thread, and for some time longer."""
 
     async def run() -> None:
-        service = EngineService(engine)  # type: ignore[arg-type]
+        service = EngineService(engine, find_trained=find)  # type: ignore[arg-type]
         service.start()
         watching = asyncio.create_task(watch(service, interval_s=0.02))
         try:
@@ -54,6 +61,33 @@ def watched(engine: ToyEngine, meanwhile: Callable[[], object], seconds: float =
             await asyncio.to_thread(service.close)
 
     asyncio.run(run())
+
+
+def test_what_is_published_is_served_and_what_is_trained_is_not(
+    engine: ToyEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[tuple[str, Path | None]] = []
+    monkeypatch.setattr(engine, "serve", lambda rule, folder: served.append((rule, folder)))
+    registry = Registry(Runs(tmp_path / "runs"))
+    folder = engine.folders["fine"]
+    card = read_card(folder)
+    rule = RegisteredRule.of(card)
+
+    def find(name: str) -> Path | None:
+        return registry.champions(card.model, card.method).get(name)
+
+    registry.register(folder, actor="ann", note="trained")
+    train_again(folder)
+    second = registry.register(folder, actor="ann", note="trained")
+    watched(engine, lambda: None, seconds=0.3, find=find)
+    assert served == []
+
+    def publish() -> None:
+        registry.publish(rule, actor="ann", reason="better")
+        wait_until(lambda: served)
+
+    watched(engine, publish, find=find)
+    assert set(served) == {("fine", second.folder)}
 
 
 def train_again(folder: Path) -> None:

@@ -27,7 +27,6 @@ from serve.scan.replay import (
     main,
     page,
     report_replay,
-    rule_section,
 )
 from serve.scan.versions import Versions, find_versions, replayed_parts
 from serve.selection import ServedPart, open_engines
@@ -190,7 +189,7 @@ def test_flips_stand_on_the_page_with_their_text_and_nothing_is_loaded(tmp_path:
     (pair,) = find_versions(a, weights(tmp_path / "b", "mild", "after", threshold=0.5)).pairs
     texts = {("a.jsonl", 1): (Message("user", "</pre><script>alert(1)</script>"),)}
     tally = tallied([(0.1, 0.2), (0.1, 0.9), (0.7, 0.3), (None, 0.9)])
-    html = page("Replay", ["only in B: <new>"], [rule_section(pair, tally, texts)])
+    html = page("Replay", ["only in B: <new>"], [(pair, tally)], texts)
     assert "&lt;script&gt;" in html and "<script" not in html
     assert "default-src 'none'" in html
     assert html.index("allow 0.100 → violation 0.900") < html.index("violation 0.700 → allow 0.300")

@@ -1,0 +1,1 @@
+"""Versions of rules, the aliases that name them, and the events that changed either."""

@@ -1,0 +1,119 @@
+"""The registry from the command line: `make rules`, `make publish`, `make rollback`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from guard.arguments import comma_separated
+from guard.errors import GuardError, exits_cleanly
+from guard.layout import Runs
+from guard.method import METHODS
+from guard.recipe import load_recipe
+from guard.weights.card import CARD, read_card
+from serve.registry.registry import RegisteredRule, Registry, Version, user_name
+from serve.selection import served_method
+
+SHOWN_DIGITS = 12  # of a version, as everywhere
+
+
+def listing(registry: Registry, rules: list[str] | None = None) -> str:
+    """Every version of the rules, newest first, with its aliases. Raises GuardError for rules
+    without versions.
+    """
+    lines = [f"{'version':<{SHOWN_DIGITS}}  {'alias':<9}  threshold  AUROC  note, folder"]
+    found = [rule for rule in registry.rules() if rules is None or rule.rule in rules]
+    missing = set(rules or ()) - {rule.rule for rule in found}
+    if missing or not found:
+        got = ", ".join(sorted(missing)) or None
+        raise GuardError("no versions", where=registry.file, got=got, remedy="Run `make train`")
+    for rule in found:
+        aliases = {version: alias for alias, version in registry.aliases(rule).items()}
+        lines.append(f"\n{rule.rule}, {METHODS[rule.method].label} on {rule.model}")
+        for version in reversed(registry.versions(rule)):
+            lines.append(_line(version, aliases.get(version.id, "")))
+    return "\n".join(lines)
+
+
+def _line(version: Version, alias: str) -> str:
+    named = f"{version.id[:SHOWN_DIGITS]}  {alias:<9}"
+    where = f"{version.note}, {version.folder}"
+    try:
+        card = read_card(version.folder)
+    except GuardError as error:
+        return f"{named}  {error.problem}  {where}"
+    auroc = card.metrics.get("validation", {}).get("auroc", float("nan"))
+    return f"{named}  {card.threshold:9.3f}  {auroc:5.3f}  {where}"
+
+
+def named_rules(registry: Registry, names: str, model: str, method: str) -> list[RegisteredRule]:
+    """The rules of a comma-separated list; of `all`, those that have a candidate."""
+    if names != "all":
+        return [RegisteredRule(model, name, method) for name in comma_separated(names, "rule")]
+    found = [rule for rule in registry.rules() if (rule.model, rule.method) == (model, method)]
+    return [rule for rule in found if "candidate" in registry.aliases(rule)]
+
+
+def publish(
+    registry: Registry, runs: Runs, rule: RegisteredRule, version: str | None, why: str
+) -> Version:
+    """Make the version the champion; without one the candidate, or what lies in the rule's folder
+    and is no version yet, say because it was trained elsewhere.
+    """
+    folder = runs.adapter(*rule)
+    if version is None and (folder / CARD).is_file():
+        registry.register(folder, actor=user_name(), note="found in its folder")
+    return registry.publish(rule, version, actor=user_name(), reason=why)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m serve.versions",
+        description="Versions of rules: list, publish, go back.",
+    )
+    runs = "the folder of weights and results (default: %(default)s)"
+    parser.add_argument("--runs", type=Path, default=Runs().root, help=runs)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="list|publish|rollback")
+    shown = commands.add_parser("list", help="all versions, and whether the events hold")
+    shown.add_argument("--rules", help="comma-separated; default: all")
+    shown.add_argument("--files", action="store_true", help="check every version's weights too")
+    for name, does in (
+        ("publish", "serve a version, by default the candidate"),
+        ("rollback", "serve an earlier version again, by default the previous champion"),
+    ):
+        change = commands.add_parser(name, help=does)
+        rules = "separated by commas; all: every rule with a candidate"
+        change.add_argument("--rule", required=True, help=rules)
+        change.add_argument("--version", help="the beginning of its id, as `make rules` prints it")
+        change.add_argument("--why", required=True, help="the reason, which is kept")
+        change.add_argument("--model", default="tiny", help="the base (default: tiny)")
+        change.add_argument("--method", help=f"by default the served one: {', '.join(METHODS)}")
+    return parser.parse_args()
+
+
+@exits_cleanly
+def main() -> None:
+    """The command line."""
+    arguments = _arguments()
+    runs = Runs(arguments.runs)
+    registry = Registry(runs)
+    if arguments.command == "list":
+        rules = comma_separated(arguments.rules, "rule") if arguments.rules else None
+        print(listing(registry, rules))
+        registry.verify(files=arguments.files)
+        last = registry.events()[-1]
+        print(f"\n{last.number:,} events, the chain ends in {last.hash[:SHOWN_DIGITS]}")
+        return
+    method = served_method(load_recipe(arguments.model), arguments.method)
+    for rule in named_rules(registry, arguments.rule, arguments.model, method):
+        if arguments.command == "publish":
+            version = publish(registry, runs, rule, arguments.version, arguments.why)
+        else:
+            why = arguments.why
+            version = registry.roll_back(rule, arguments.version, actor=user_name(), reason=why)
+        print(f"{rule.rule}: the champion is {version.id[:SHOWN_DIGITS]}")
+    print("served in seconds with WATCH=1, else after POST /admin/rules/RULE or a restart")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""The registry's commands: what they print, and that a server serves what they decided."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from guard.layout import Runs
+from serve.registry.registry import Registry
+from serve.selection import Selection, find_trained, served_parts, unpublished
+from serve.versions import main
+from tests.serve.guarded import save_adapter
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    return Runs(tmp_path)
+
+
+def train(runs: Runs, seed: int, rule: str = "mild") -> str:
+    """Weights in the rule's folder, registered as training does; their version."""
+    folder = save_adapter(runs.adapter("tiny", rule, "alora"), rule, seed=seed)
+    return Registry(runs).register(folder, actor="ann", note=f"seed {seed}").id
+
+
+def command(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
+) -> str:
+    """What the command prints, on either stream."""
+    monkeypatch.setattr(sys, "argv", ["versions", "--runs", str(runs.root), *words])
+    try:
+        main()
+    except SystemExit as stop:
+        assert stop.code == 2
+    printed = capsys.readouterr()
+    return printed.out + printed.err
+
+
+def test_what_a_person_decides_is_served_and_listed(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = train(runs, 1), train(runs, 2)
+    registry, selection = Registry(runs), Selection(runs=runs)
+    parts = served_parts(selection)
+    find = find_trained(selection, parts)
+    assert parts[0].folders == {"mild": registry.folder(first)} == {"mild": find("mild")}
+    (line,) = unpublished(selection, parts)
+    assert second[:12] in line and "make publish RULE=mild" in line
+    words = ("publish", "--rule", "mild", "--why", "fewer false alarms")
+    assert f"mild: the champion is {second[:12]}" in command(runs, monkeypatch, capsys, *words)
+    assert find("mild") == registry.folder(second) and not unpublished(selection, parts)
+    words = ("rollback", "--rule", "mild", "--version", first[:5], "--why", "it flags greetings")
+    command(runs, monkeypatch, capsys, *words)
+    assert find("mild") == registry.folder(first)
+    listed = command(runs, monkeypatch, capsys, "list", "--files")
+    assert f"{first[:12]}  champion" in listed and f"{second[:12]}  previous" in listed
+    assert str(registry.folder(second)) in listed and "5 events" in listed
+    assert registry.events()[-1].reason == "it flags greetings"
+
+
+def test_what_was_put_in_the_folder_is_published_too(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Say because it was trained on another machine."""
+    train(runs, 1)
+    save_adapter(runs.adapter("tiny", "mild", "alora"), "mild", seed=5)
+    words = ("publish", "--rule", "mild", "--why", "trained on the GPU")
+    command(runs, monkeypatch, capsys, *words)
+    versions = Registry(runs).versions(Registry(runs).rules()[0])
+    assert Registry(runs).champions("tiny", "alora")["mild"] == versions[1].folder
+    assert "no candidate version" in command(runs, monkeypatch, capsys, *words)
+
+
+def test_all_candidates_are_published_at_once(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As after an update of this program, behind which every rule is trained again."""
+    for rule in ("mild", "stern"):
+        train(runs, 1, rule)
+    newest = train(runs, 2, "stern")
+    printed = command(runs, monkeypatch, capsys, "publish", "--rule", "all", "--why", "an update")
+    assert f"stern: the champion is {newest[:12]}" in printed and "mild" not in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("list",), "no versions"),
+        (("publish", "--rule", "nobody", "--why", "x"), "no version of tiny/nobody/alora"),
+        (("publish", "--rule", "mild", "--why", "x", "--method", "lora", "--model", "x"), "x"),
+    ],
+)
+def test_wrong_words_are_an_error_in_a_line(
+    runs: Runs,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    problem: str,
+) -> None:
+    printed = command(runs, monkeypatch, capsys, *words)
+    assert problem in printed and printed.count("\n") == 1 and printed.startswith("error: ")
+    assert not Registry(runs).file.exists()
+
+
+def test_rules_without_versions_are_served_from_their_folders(runs: Runs) -> None:
+    """Weights of before there was a registry, or copied there."""
+    folder = save_adapter(runs.adapter("tiny", "mild", "alora"), "mild", seed=1)
+    selection = Selection(runs=runs)
+    parts = served_parts(selection)
+    assert parts[0].folders == {"mild": folder} and unpublished(selection, parts) == []
+    assert not Registry(runs).root.exists()
