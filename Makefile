@@ -139,9 +139,10 @@ serve: $(ready) ##   the latency benchmark (the server is make up): 1 to 100 rul
 	$(python) -m serve.bench latency $(offers)
 
 host := $(if $(filter command,$(origin HOST)),$(HOST))
+own_rule := $(if $(filter command environment,$(origin RULE)),$(RULE))
 # Without a RULE of the user's, or with all: every rule that is trained by the served method.
-a_version = --rule '$(RULE)' --model $(MODEL) $(call option,method,$(METHOD)) $(call option,version,$(VERSION)) --why "$$WHY"
-served_rules := $(if $(filter command environment,$(origin RULE)),$(if $(filter-out all,$(RULE)),$(RULE)))
+served_rules := $(if $(filter-out all,$(own_rule)),$(own_rule))
+a_version = $(call option,rule,$(own_rule)) --model $(MODEL) $(call option,method,$(METHOD)) $(call option,version,$(VERSION)) --why "$$WHY"
 
 # Threads that spin for long wait at every product for a core that another process has.
 ifndef OMP_WAIT_POLICY

@@ -21,6 +21,7 @@ from guard.recipe import Recipe, load_recipe
 from guard.weights.card import CARD, Card, load_card, read_card
 from serve.engine import GuardEngine
 from serve.engine.adapter import Requirements, check_code, trained
+from serve.registry.registry import Registry
 
 MERGED = "merged"
 # Why weights that act from there on cannot be merged.
@@ -47,7 +48,9 @@ def mergeable_method(recipe: Recipe) -> str:
 
 def mergeable_adapter(recipe: Recipe, runs: Runs, rule: str) -> Path:
     """The rule's adapter. Raises GuardError if it is not trained, or `rule` names several."""
-    folders = trained(runs, recipe.name, mergeable_method(recipe), rule)
+    method = mergeable_method(recipe)
+    champions = Registry(runs).champions(recipe.name, method)
+    folders = trained(runs, recipe.name, method, rule, champions)
     if len(folders) > 1:
         raise GuardError(
             "only one rule can be merged into a base", got=rule, remedy="Name one rule"
@@ -126,7 +129,8 @@ def _card(recipe: Recipe, folder: Path) -> Card:
     if revision != merged.merged_revision:
         problem = "the merged checkpoint is not the one that was written"
         raise GuardError(problem, where=folder, got=revision[:12], remedy=again)
-    adapter = folder.with_name(merged.method)
+    champions = Registry(Runs(folder.parents[2])).champions(recipe.name, merged.method)
+    adapter = champions.get(merged.rule, folder.with_name(merged.method))
     card = merged
     if (adapter / CARD).is_file():  # which may have a newer threshold for the same weights
         card = load_card(adapter).model_copy(update={"merged_revision": revision})
@@ -179,8 +183,9 @@ def main() -> None:
     """Merge, then say how to serve it."""
     arguments = _arguments()
     recipe = load_recipe(arguments.model)
-    adapter = mergeable_adapter(recipe, Runs(arguments.runs), arguments.rule)
-    folder = adapter.with_name(MERGED)
+    runs = Runs(arguments.runs)
+    adapter = mergeable_adapter(recipe, runs, arguments.rule)
+    folder = runs.adapter(recipe.name, read_card(adapter).rule, MERGED)
     merge(recipe, adapter, folder)
     print(
         f"written: {folder}\n"

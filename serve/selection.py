@@ -18,12 +18,12 @@ from guard.errors import GuardError
 from guard.layout import Runs
 from guard.method import METHODS, method_named
 from guard.recipe import Recipe, load_recipe
-from guard.weights.card import CARD, check_rule, read_card
+from guard.weights.card import CARD, Card, check_rule, read_card
 from serve.engine import GuardEngine
 from serve.engine.adapter import trained
 from serve.engine.engines import GuardEngines, model_of
 from serve.merge import MERGED, mergeable_method, merged_engine
-from serve.registry.registry import RegisteredRule, Registry
+from serve.registry.registry import RegisteredRule, Registry, publishing, user_name
 
 log = logging.getLogger(__name__)
 
@@ -99,16 +99,32 @@ def left_out(selection: Selection, parts: Sequence[ServedPart]) -> str | None:
     return f"left out, as they have no weights of the served method: {', '.join(described)}"
 
 
+def registered(selection: Selection, parts: Sequence[ServedPart]) -> list[ServedPart]:
+    """The parts, of which weights that are no version yet have become one: what is trained while
+    they are served changes no file that is read again. As they are where nothing can be written.
+    """
+    registry = Registry(selection.runs)
+    kept: list[ServedPart] = []
+    for part in parts:
+        folders = dict(part.folders)
+        for rule, folder in () if selection.is_merged else part.folders.items():
+            if not folder.is_relative_to(registry.root):
+                with contextlib.suppress(GuardError):
+                    note = "found when it was served"
+                    folders[rule] = registry.register(folder, actor=user_name(), note=note).folder
+        kept.append(replace(part, folders=folders))
+    return kept
+
+
 def unpublished(selection: Selection, parts: Sequence[ServedPart]) -> list[str]:
     """A line for each rule that has a candidate, which nobody serves."""
     lines: list[str] = []
     registry = Registry(selection.runs)
     for part in parts:
         for rule in () if selection.is_merged else part.folders:
-            found = registry.aliases(RegisteredRule(part.recipe.name, rule, part.method))
-            if candidate := found.get("candidate"):
-                command = f'make publish RULE={rule} MODEL={part.recipe.name} WHY="..."'
-                lines.append(f"{rule}: {candidate[:12]} is not served; to serve it: {command}")
+            name = RegisteredRule(part.recipe.name, rule, part.method)
+            if version := registry.aliases(name).get("candidate"):
+                lines.append(f"{rule}: {version[:12]} is not served: {publishing(name)}")
     return lines
 
 
@@ -151,10 +167,18 @@ def served_method(recipe: Recipe, name: str | None) -> str:
     return next(iter(recipe.methods))
 
 
-def find_trained(selection: Selection, parts: Sequence[ServedPart]) -> Callable[[str], Path | None]:
-    """Finds the folder of a rule's weights as they are to be served now, or logs why not."""
+def find_trained(
+    selection: Selection, parts: Sequence[ServedPart]
+) -> Callable[[str, Card | None], Path | None]:
+    """Finds the folder of a rule's weights as they are to be served now: of one that is `served`
+    its champion, of any other one those of the first base that has some. None, and the log says
+    why, where there is none; of a rule that is served without versions, None alone.
+    """
+    registry = Registry(selection.runs)
 
-    def find(rule: str) -> Path | None:
+    def find(rule: str, served: Card | None = None) -> Path | None:
+        if served is not None:
+            return registry.champions(served.model, served.method).get(rule)
         problems: list[str] = []
         for part in parts:
             try:

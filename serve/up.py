@@ -39,6 +39,7 @@ from serve.selection import (
     ServedPart,
     find_trained,
     left_out,
+    registered,
     served_parts,
     start_warm,
     unpublished,
@@ -61,7 +62,7 @@ def main() -> None:
     selection = Selection(
         arguments.model, arguments.rules, arguments.method, arguments.merged, Runs(arguments.runs)
     )
-    parts = served_parts(selection)
+    parts = registered(selection, served_parts(selection))
     rule_sets = _rule_sets(arguments.rule_sets, parts)
     tenants = _tenants(arguments.tenants, rule_sets)
     tls = tls_settings(arguments.tls_cert, arguments.tls_key, arguments.tls_client_ca)

@@ -39,7 +39,7 @@ def parse_arguments() -> argparse.Namespace:
         "{hostname} and {pid} in its name are filled in",
     )
     add("--traces", help="an OTLP receiver for spans, over HTTP: http://collector:4318")
-    watch = "serve the new weights of a rule that is trained again"
+    watch = "serve a version as soon as it is published or rolled back to"
     add("--watch", action="store_true", help=watch)
     _add_tls_options(parser)
     add("--merged", action="store_true", help="serve one rule, from the base of `make merge`")

@@ -10,8 +10,9 @@ from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs
 from guard.method import METHODS
 from guard.recipe import load_recipe
-from guard.weights.card import CARD, read_card
-from serve.registry.registry import RegisteredRule, Registry, Version, user_name
+from guard.weights.card import CARD, check_rule, read_card
+from serve.engine.adapter import Requirements
+from serve.registry.registry import Alias, RegisteredRule, Registry, Version, user_name
 from serve.selection import served_method
 
 SHOWN_DIGITS = 12  # of a version, as everywhere
@@ -46,24 +47,53 @@ def _line(version: Version, alias: str) -> str:
     return f"{named}  {card.threshold:9.3f}  {auroc:5.3f}  {where}"
 
 
-def named_rules(registry: Registry, names: str, model: str, method: str) -> list[RegisteredRule]:
-    """The rules of a comma-separated list; of `all`, those that have a candidate."""
+def named_rules(
+    registry: Registry, names: str, model: str, method: str, alias: Alias
+) -> list[RegisteredRule]:
+    """The rules of a comma-separated list; of `all`, those that have a version of this alias.
+    Raises GuardError if there is none.
+    """
     if names != "all":
         return [RegisteredRule(model, name, method) for name in comma_separated(names, "rule")]
-    found = [rule for rule in registry.rules() if (rule.model, rule.method) == (model, method)]
-    return [rule for rule in found if "candidate" in registry.aliases(rule)]
+    of_model = [rule for rule in registry.rules() if (rule.model, rule.method) == (model, method)]
+    found = [rule for rule in of_model if alias in registry.aliases(rule)]
+    if not found:
+        remedy = "`make rules` lists all versions"
+        raise GuardError(f"no rule has a {alias}", got=f"{method} on {model}", remedy=remedy)
+    return found
 
 
-def publish(
-    registry: Registry, runs: Runs, rule: RegisteredRule, version: str | None, why: str
-) -> Version:
-    """Make the version the champion; without one the candidate, or what lies in the rule's folder
-    and is no version yet, say because it was trained elsewhere.
+def candidate(registry: Registry, runs: Runs, rule: RegisteredRule) -> Version:
+    """What is to be published: what lies in the rule's folder, say because it was trained
+    elsewhere, or else the candidate. Raises GuardError where that is neither or champion already.
     """
     folder = runs.adapter(*rule)
-    if version is None and (folder / CARD).is_file():
-        registry.register(folder, actor=user_name(), note="found in its folder")
-    return registry.publish(rule, version, actor=user_name(), reason=why)
+    aliases = registry.aliases(rule)
+    wanted = aliases.get("candidate")
+    if (folder / CARD).is_file():
+        card = read_card(folder)
+        check_rule(card, rule.rule, folder)
+        if RegisteredRule.of(card) != rule:
+            problem, remedy = "weights of another base or method", "Put them into their own folder"
+            got = RegisteredRule.of(card)
+            raise GuardError(problem, where=folder, got=got, remedy=remedy)
+        if card.version != aliases.get("champion"):
+            wanted = registry.register(folder, actor=user_name(), note="found in its folder").id
+    if wanted is None:
+        registry.versions(rule)  # raises for a rule that has none
+        remedy = "Train it, or name a version with VERSION=; `make rules` lists them"
+        raise GuardError(f"{rule} has no candidate", remedy=remedy)
+    return registry.version(rule, wanted)
+
+
+def previous(registry: Registry, rule: RegisteredRule) -> Version:
+    """The champion before this one. Raises GuardError if there was none."""
+    version = registry.aliases(rule).get("previous")
+    if version is None:
+        registry.versions(rule)
+        remedy = "Name a version with VERSION=; `make rules` lists them"
+        raise GuardError(f"{rule} has no previous version", remedy=remedy)
+    return registry.version(rule, version)
 
 
 def _arguments() -> argparse.Namespace:
@@ -82,13 +112,38 @@ def _arguments() -> argparse.Namespace:
         ("rollback", "serve an earlier version again, by default the previous champion"),
     ):
         change = commands.add_parser(name, help=does)
-        rules = "separated by commas; all: every rule with a candidate"
+        rules = "separated by commas; all: every rule that has such a version"
         change.add_argument("--rule", required=True, help=rules)
         change.add_argument("--version", help="the beginning of its id, as `make rules` prints it")
         change.add_argument("--why", required=True, help="the reason, which is kept")
         change.add_argument("--model", default="tiny", help="the base (default: tiny)")
         change.add_argument("--method", help=f"by default the served one: {', '.join(METHODS)}")
     return parser.parse_args()
+
+
+def change(arguments: argparse.Namespace, registry: Registry, runs: Runs) -> list[Version]:
+    """Publish or roll back the named rules, all or none of them; the champions. Raises GuardError
+    for what the registry or a server would refuse.
+    """
+    recipe = load_recipe(arguments.model)
+    method, requirements = served_method(recipe, arguments.method), Requirements.of(recipe)
+    back = arguments.command == "rollback"
+    alias: Alias = "previous" if back else "candidate"
+    chosen: list[Version] = []
+    for rule in named_rules(registry, arguments.rule, arguments.model, method, alias):
+        if arguments.version:
+            version = registry.version(rule, arguments.version)
+        elif back:
+            version = previous(registry, rule)
+        else:
+            version = candidate(registry, runs, rule)
+        requirements.admit(rule.rule, version.folder)  # or no server could start with it
+        chosen.append(version)
+    for version in chosen:
+        if registry.aliases(version.rule)["champion"] != version.id:
+            actor, why = user_name(), arguments.why
+            registry.publish(version.rule, version.id, actor=actor, reason=why, back=back)
+    return chosen
 
 
 @exits_cleanly
@@ -104,14 +159,8 @@ def main() -> None:
         last = registry.events()[-1]
         print(f"\n{last.number:,} events, the chain ends in {last.hash[:SHOWN_DIGITS]}")
         return
-    method = served_method(load_recipe(arguments.model), arguments.method)
-    for rule in named_rules(registry, arguments.rule, arguments.model, method):
-        if arguments.command == "publish":
-            version = publish(registry, runs, rule, arguments.version, arguments.why)
-        else:
-            why = arguments.why
-            version = registry.roll_back(rule, arguments.version, actor=user_name(), reason=why)
-        print(f"{rule.rule}: the champion is {version.id[:SHOWN_DIGITS]}")
+    for version in change(arguments, registry, runs):
+        print(f"{version.rule.rule}: the champion is {version.id[:SHOWN_DIGITS]}")
     print("served in seconds with WATCH=1, else after POST /admin/rules/RULE or a restart")
 
 

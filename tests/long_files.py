@@ -23,7 +23,6 @@ LONG_FILES_S: dict[str, float] = {
     "tests/serve/engine/test_head.py": 30,
     "tests/deploy/test_nemo.py": 30,
     "tests/deploy/test_litellm.py": 30,
-    "tests/serve/bench/test_soak.py": 25,
     "tests/serve/fuzz/test_run.py": 20,
     "tests/serve/gpu_path/test_ring.py": 20,
     "tests/test_makefile.py": 20,

@@ -81,9 +81,9 @@ def recalibrate(job: Job, threshold: float | None = None, by: ThresholdBy = "rul
         "threshold_by": by,
         "metrics": card.metrics | {"validation": metrics},
     }
-    register(job, "found before it was calibrated")
+    register(job, job.folder, "found before it was calibrated")
     card.model_copy(update=changed).save(job.folder)
-    register(job, f"calibrated: threshold {card.threshold:.3f} -> {calibration.threshold:.3f}")
+    register(job, job.folder, f"calibrated: threshold {calibration.threshold:.3f}")
     return len(deciding_labels)
 
 

@@ -19,7 +19,7 @@ from guard.verdict import Calibration
 from guard.weights.card import CARD, VERSION, Card, file_digests, load_card
 from guard.weights.head import answer_hash
 from guard.weights.predictions import write_predictions
-from serve.registry.registry import Registry, user_name
+from serve.registry.registry import Registry, publishing, user_name
 from train.examples import Row
 from train.job import Job
 from train.methods import Trained
@@ -37,9 +37,8 @@ def export(
     covered: Coverage | None,
 ) -> None:
     """Write the job's folder, whole or not at all. It is built in the scratch folder and then takes
-    its place. What it replaces is a version of the registry, as is what it leaves (seed 0),
-    unless it is damaged. `logits` (nats, uncalibrated) are those of `rows`, in the same
-    order; of test rows from the method's reference.
+    its place; both are versions of the registry (`_replace`). `logits` (nats, uncalibrated) are
+    those of `rows`, in the same order; of test rows from the method's reference.
     """
     part = job.scratch / PART
     shutil.rmtree(part, ignore_errors=True)
@@ -77,29 +76,41 @@ def damage_of(folder: Path) -> str:
 
 
 def _replace(job: Job, part: Path) -> None:
-    """Put `part` in the place of the job's folder. Both are registered: nothing is lost."""
-    register(job, "found beside its successor")
-    if job.folder.exists():
-        shutil.rmtree(job.folder)
-    part.rename(job.folder)
-    register(job, "trained")
-
-
-def register(job: Job, note: str) -> None:
-    """Make the weights in the job's folder a version of the registry: those that may be served, of
-    seed 0 and no study, that are whole and have a card of today's keys.
+    """Put `part` in the place of the job's folder. Both are versions of the registry first; what
+    another version of this program wrote, of whose card the keys are others, lies on as
+    METHOD.older.
     """
-    if job.seed or job.of_study:
-        return
-    try:
-        load_card(job.folder)
-    except GuardError:
+    register(job, job.folder, "found beside its successor")
+    register(job, part, "trained")
+    if job.folder.exists():
+        older = job.folder.with_name(f"{job.folder.name}.older")
+        if not _has_todays_card(job.folder) and not damage_of(job.folder):
+            shutil.rmtree(older, ignore_errors=True)
+            job.folder.rename(older)
+        shutil.rmtree(job.folder, ignore_errors=True)
+    part.rename(job.folder)
+
+
+def register(job: Job, folder: Path, note: str) -> None:
+    """Make whole weights of the job a version of the registry, if they may be served: they are of
+    seed 0 and of no study.
+    """
+    if job.seed or job.of_study or not _has_todays_card(folder):
         return
     registry = Registry(job.runs)
-    version = registry.register(job.folder, actor=user_name(), note=note)
+    version = registry.register(folder, actor=user_name(), note=note)
     if registry.aliases(version.rule).get("candidate") == version.id:
-        serve_it = f"to serve it: make publish RULE={job.rule.id}"
-        print(f"{job.name}: {version.id[:12]} is a candidate; {serve_it}", flush=True)
+        told = f"{version.id[:12]} is not served: {publishing(version.rule)}"
+        print(f"{job.name}: {told}", flush=True)
+
+
+def _has_todays_card(folder: Path) -> bool:
+    """Whether the folder has whole weights and a card of this program's."""
+    try:
+        load_card(folder)
+    except GuardError:
+        return False
+    return True
 
 
 def _card(

@@ -24,7 +24,7 @@ from guard.recipe import Recipe, load_recipe
 from guard.rule import RULES, check_labelling, load_rule, rule_names
 from guard.weights.card import read_card
 from train.examples import Row, Rows, load
-from train.export import damage_of, export, finish_export, register
+from train.export import damage_of, export, finish_export
 from train.job import Job
 from train.methods import Trained, trainer_of
 
@@ -225,7 +225,6 @@ def claimed_jobs(work: Sequence[JobAndRows], *, force: bool) -> tuple[list[JobAn
         finish_export(job)
         if is_current(job.folder, job.inputs) and not damage_of(job.folder):
             job.close_scratch()
-            register(job, "trained")  # a run may have been killed before it did
             if not _update_threshold(job):
                 failed.append(job.name)
             continue

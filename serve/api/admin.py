@@ -1,6 +1,6 @@
 """What administrators ask.
 
-    POST   /admin/rules/{rule}   serve it by its weights as they are now, trained again or new
+    POST   /admin/rules/{rule}   serve it by its champion of now; also a new rule
     DELETE /admin/rules/{rule}   serve it no longer
 
 Weights are loaded, checked and asked once before a rule changes hands, between two batches: no

@@ -41,14 +41,14 @@ def create_app(
     tenants: Tenants | None = None,
     observers: Sequence[Observer] = (),
     is_watching: bool = False,
-    find_trained: FindTrained = lambda rule: None,
+    find_trained: FindTrained = lambda rule, served: None,
 ) -> FastAPI:
     """The server around an engine, which it drives from a thread of its own while it runs.
 
     `rule_sets` are of the engine's rules. Without `tenants` whoever reaches it may ask everything.
-    `observers` are told of every check, and closed with the server. While it `is_watching`, a rule
-    that is trained again is served by its new weights by itself. `find_trained` finds the folder of
-    a rule that is trained and not served.
+    `observers` are told of every check, and closed with the server. While it `is_watching`, what is
+    published is served by itself. `find_trained` finds the folder of a rule's weights as they are
+    to be served.
     """
     app = FastAPI(
         title=TITLE,

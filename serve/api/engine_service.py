@@ -34,7 +34,7 @@ class EngineService(CheckService):
         timeout_s: float = TIMEOUT_S,
         observers: Sequence[Observer] = (),
         cards: dict[str, Card] | None = None,
-        find_trained: FindTrained = lambda rule: None,
+        find_trained: FindTrained = lambda rule, served: None,
     ) -> None:
         self._served: dict[str, Card] = dict(engine.rules) if cards is None else cards
         super().__init__(self._served, observers)
@@ -60,13 +60,13 @@ class EngineService(CheckService):
         self._served.update(self._engine.rules)
 
     def folder(self, rule: str) -> Path:
-        return self._find_trained(rule) or self._engine.folder(rule)
+        return self._find_trained(rule, self._served[rule]) or self._engine.folder(rule)
 
     async def serve(self, rule: str, folder: Path | None = None) -> Card:
         """As `CheckService.serve`, or by the weights in `folder`."""
         async with self._changing:
             if folder is None:
-                folder = await asyncio.to_thread(self._find_trained, rule)
+                folder = await asyncio.to_thread(self._find_trained, rule, self._served.get(rule))
                 if folder is None and rule not in self._served:
                     raise not_trained(rule, self._served)
             weights_folder = folder or self._engine.folder(rule)

@@ -37,7 +37,7 @@ from serve.policy.ruling import Ruling
 
 log = logging.getLogger(__name__)
 
-FindTrained = Callable[[str], Path | None]
+FindTrained = Callable[[str, Card | None], Path | None]  # by the card that serves the rule
 NOTHING_SAID = "there is no text to judge"
 POLL_S = 0.5  # how often a check looks whether its caller is still connected
 

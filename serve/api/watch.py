@@ -1,4 +1,4 @@
-"""Looks whether rules were trained again, and has them served by their new weights. Knows nothing
+"""Looks whether other weights of rules are to be served, and has them served. Knows nothing
 of HTTP.
 """
 
@@ -57,7 +57,7 @@ async def watch(service: CheckService, interval_s: float = INTERVAL_S) -> None:
             copied = await asyncio.to_thread(_look, service, watched)
         except Exception as error:  # rules that another thread changed meanwhile, for example
             if repr(error) != logged:
-                log.exception("whether rules were trained again is seen %g s later", interval_s)
+                log.exception("whether versions were published is seen %g s later", interval_s)
             logged = repr(error)
             continue
         for rule in copied:

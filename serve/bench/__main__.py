@@ -27,7 +27,6 @@ BENCHES: dict[str, str] = {
     "encoder": "serve.bench.encoder",
     "load": "serve.bench.load",
     "http": "serve.bench.http",
-    "soak": "serve.bench.soak",
     "adapters": "serve.bench.fleet",
     "fleet": "serve.bench.fleet",
     "race": "serve.bench.race",

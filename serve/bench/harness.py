@@ -138,7 +138,6 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
     line: ClassVar[str] = "method"
     ratios: ClassVar[Sequence[Ratio]] = ()
     repeats: ClassVar[int] = 3
-    is_resumable: ClassVar[bool] = True
     report_name: ClassVar[str] = ""  # of the report's file; by default NAME_bench
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -206,7 +205,7 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
     def run(self, inputs: str) -> GridReport:
         """Measure all cells. `inputs`: the fingerprint, from before."""
         path = self.path.with_suffix(f".{inputs[:12]}.part.jsonl")
-        if self.options.force or not self.is_resumable:
+        if self.options.force:
             path.unlink(missing_ok=True)
         grid = _Grid(self, KeptSamples(path))
         grid.measure()

@@ -32,7 +32,7 @@ def running_cluster(
     shards: int = 1,
     observers: Sequence[Observer] = (),
     is_watching: bool = False,
-    find_trained: FindTrained = lambda rule: None,
+    find_trained: FindTrained = lambda rule, served: None,
 ) -> Iterator[FastAPI]:
     """A cluster of `shards` groups of replicas with these options, for as long as the context
     lasts: the app that listens for it.

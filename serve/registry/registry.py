@@ -3,21 +3,24 @@
 A version is one set of weights of a rule with its card. It never changes: its files lie in
 `versions/ID`, and a file that two versions have in common (`make calibrate` changes the card alone)
 is stored once. Training registers a version; a person publishes it. `champion` names the version
-that is served, `candidate` the last one registered and not published, `previous` the champion
-before. Events form a chain of hashes: one that was edited or taken out is noticed. Any number of
-processes of one machine may use a registry at once.
+that is served, `candidate` the one trained last, unless that is served, `previous` the champion
+before. Events form a chain of hashes: one that was edited or taken out amid them is noticed, a cut
+end where somebody has noted the last hash. Any number of processes of one machine may use a
+registry at once, and readers of others: it is no WAL, which a read-only mount cannot read.
 """
 
 from __future__ import annotations
 
 import contextlib
 import filecmp
-import getpass
 import hashlib
 import json
 import os
+import pwd
 import shutil
 import sqlite3
+import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
@@ -34,9 +37,15 @@ EventKind = Literal["registered", "published", "rolled_back"]
 SCHEMA = Path(__file__).with_name("schema.sql")
 SCHEMA_VERSION = 1
 LOCKED_S = 10.0  # before a registry that another process writes to is an error
+CHANGE_COUNTER = 24  # its place in the file (https://www.sqlite.org/fileformat.html)
 SHORTEST_ID = 4  # digits that name a version
 FOLDER_DIGITS = 16
+PART = ".part-"
 FIRST = "the first version of the rule"
+OUTDATED = "this program cannot serve the champion any more"
+SERVED_WITH = ("prompt_hash", "answer_hash", "base", "base_revision")  # of a card
+RESTORE = "Restore the file from a copy; who could write it could change what is served"
+STALE_S = 24 * 3600.0  # after which what a killed process has left is deleted
 OF_RULE = "WHERE model = ? AND rule = ? AND method = ?"
 ALIASES = f"SELECT name, version FROM alias {OF_RULE}"
 VERSIONS = f"SELECT id, parent, note FROM version {OF_RULE} ORDER BY rowid"
@@ -87,14 +96,16 @@ class Registry:
     def __init__(self, runs: Runs) -> None:
         self.root = runs.root / "registry"
         self.file = self.root / "registry.sqlite"
+        self._state = b""  # of the file, when the champions were read
+        self._champions: list[tuple[str, str, str, str]] = []
 
     def folder(self, version_id: str) -> Path:
         """Where the files of a version are."""
         return self.root / "versions" / version_id[:FOLDER_DIGITS]
 
     def register(self, folder: Path, *, actor: str, note: str) -> Version:
-        """Keep finished weights as a version; the same ones again change nothing. The first version
-        of a rule becomes its champion, any other one the candidate.
+        """Keep finished weights as a version. It becomes the champion where there is none, or none
+        that this version's program can serve; otherwise, unless it is champion, the candidate.
 
         Raises GuardError for weights that are damaged, or of a seed that is not served, and where
         the registry cannot be written.
@@ -104,44 +115,62 @@ class Registry:
             remedy = "Register seed 0, the one that is served"
             raise GuardError("weights of another seed", where=folder, got=card.seed, remedy=remedy)
         rule = RegisteredRule.of(card)
-        self._store(folder, card)
         with self._changing() as changes:
+            self._store(folder, card)
             aliases = changes.aliases(rule)
             champion = aliases.get("champion")
             row = (card.version, *rule, champion, note)
-            added = changes.run("INSERT OR IGNORE INTO version VALUES (?, ?, ?, ?, ?, ?)", row)
-            if added.rowcount:
+            if changes.run("INSERT OR IGNORE INTO version VALUES (?, ?, ?, ?, ?, ?)", row).rowcount:
                 changes.record(actor, "registered", card.version, note)
-                if champion is None:
-                    changes.name(rule, "champion", card.version)
-                    changes.record(actor, "published", card.version, FIRST)
-                else:
-                    changes.name(rule, "candidate", card.version)
+            if champion is None or self._is_outdated(champion, card):
+                changes.crown(rule, card.version, champion)
+                changes.record(actor, "published", card.version, OUTDATED if champion else FIRST)
+            elif card.version != champion:
+                changes.name(rule, "candidate", card.version)
+            else:
+                changes.unname(rule, "candidate")
         return self.version(rule, card.version)
 
     def publish(
-        self, rule: RegisteredRule, version: str | None = None, *, actor: str, reason: str
+        self, rule: RegisteredRule, version: str, *, actor: str, reason: str, back: bool = False
     ) -> Version:
-        """Make a version the champion, by default the candidate.
+        """Make the version whose id begins so the champion; `back`: as a step back.
 
         Raises GuardError if there is no such version, it is champion already, its weights are
         damaged, or no reason is given.
         """
-        return self._change_champion(rule, version, "candidate", "published", actor, reason)
-
-    def roll_back(
-        self, rule: RegisteredRule, version: str | None = None, *, actor: str, reason: str
-    ) -> Version:
-        """Make an earlier version the champion again, by default the previous one. Raises as
-        `publish`.
-        """
-        return self._change_champion(rule, version, "previous", "rolled_back", actor, reason)
+        if not reason.strip():
+            remedy = 'Give it, as WHY="fewer false alarms on refunds"'
+            raise GuardError("a champion is changed for a reason", remedy=remedy)
+        chosen = self.version(rule, version)
+        with self._changing() as changes:
+            aliases = changes.aliases(rule)
+            if chosen.id == aliases["champion"]:
+                remedy = "`make rules` lists the others"
+                raise GuardError(f"{rule}: it is champion already", got=version, remedy=remedy)
+            self._check_files(chosen)
+            changes.crown(rule, chosen.id, aliases["champion"])
+            kind: EventKind = "rolled_back" if back else "published"
+            changes.record(actor, kind, chosen.id, reason)
+        return chosen
 
     def champions(self, model: str, method: str) -> dict[str, Path]:
-        """The folders of the champions on a base by a method, by rule."""
-        query = "SELECT rule, version FROM alias WHERE model = ? AND method = ? AND name = ?"
-        rows = self._rows(query, (model, method, "champion"))
-        return {rule: self.folder(version) for rule, version in rows}
+        """The folders of the champions on a base by a method, by rule. Asked again and again, it
+        reads the file when it has changed.
+        """
+        state = b""
+        if self.file.exists():
+            with self._errors(), self.file.open("rb") as file:
+                state = os.pread(file.fileno(), 4, CHANGE_COUNTER)
+        if state != self._state:
+            columns = "model, method, rule, version"
+            rows = self._rows(f"SELECT {columns} FROM alias WHERE name = 'champion'")
+            self._state, self._champions = state, rows
+        return {
+            rule: self.folder(version)
+            for of_model, of_method, rule, version in self._champions
+            if (of_model, of_method) == (model, method)
+        }
 
     def rules(self) -> list[RegisteredRule]:
         query = "SELECT DISTINCT model, rule, method FROM version ORDER BY rule, model, method"
@@ -174,50 +203,32 @@ class Registry:
         return [Event(*row) for row in self._rows("SELECT * FROM event ORDER BY number")]
 
     def verify(self, *, files: bool = True) -> None:
-        """Raise GuardError for the first event that does not continue the chain, and for a version
-        whose `files` are not those that were registered.
+        """Raise GuardError for the first event that does not continue the chain, a champion that no
+        event made, and a version whose `files` are not those that were registered.
         """
-        before = ""
+        before, champions = "", {}
+        rule_of = {version.id: rule for rule in self.rules() for version in self.versions(rule)}
         for number, event in enumerate(self.events(), start=1):
             if event.number != number or event.hash != _hash(before, *astuple(event)[:-1]):
                 problem = f"event {number} is not the one that was written"
-                remedy = "Restore the file from a copy; who could write it could change what serves"
-                raise GuardError(problem, where=self.file, remedy=remedy)
+                raise GuardError(problem, where=self.file, remedy=RESTORE)
             before = event.hash
-        for rule in self.rules() if files else ():
-            for version in self.versions(rule):
+            if event.kind != "registered":
+                champions[rule_of[event.version]] = event.version
+        for rule in self.rules():
+            if self.aliases(rule).get("champion") != champions.get(rule):
+                problem = f"no event made the champion of {rule}"
+                raise GuardError(problem, where=self.file, remedy=RESTORE)
+            for version in self.versions(rule) if files else ():
                 self._check_files(version)
 
-    def _change_champion(
-        self,
-        rule: RegisteredRule,
-        prefix: str | None,
-        by_default: Alias,
-        kind: EventKind,
-        actor: str,
-        reason: str,
-    ) -> Version:
-        if not reason.strip():
-            remedy = 'Give it, as WHY="fewer false alarms on refunds"'
-            raise GuardError("a champion is changed for a reason", remedy=remedy)
-        self.versions(rule)  # raises for a rule that has none
-        with self._changing() as changes:
-            aliases = changes.aliases(rule)
-            if prefix is None and by_default not in aliases:
-                remedy = "Name one with VERSION=; `make rules` lists them"
-                raise GuardError(f"{rule} has no {by_default} version", remedy=remedy)
-            version = self.version(rule, aliases[by_default] if prefix is None else prefix)
-            champion = aliases["champion"]
-            if version.id == champion:
-                remedy = "`make rules` lists the others"
-                raise GuardError(f"{rule}: it is champion already", got=prefix, remedy=remedy)
-            self._check_files(version)
-            changes.name(rule, "previous", champion)
-            changes.name(rule, "champion", version.id)
-            if aliases.get("candidate") == version.id:
-                changes.unname(rule, "candidate")
-            changes.record(actor, kind, version.id, reason)
-        return version
+    def _is_outdated(self, champion: str, card: Card) -> bool:
+        """Whether the program that wrote the card cannot serve the champion."""
+        try:
+            served = load_card(self.folder(champion))
+        except GuardError:
+            return True
+        return any(getattr(served, name) != getattr(card, name) for name in SERVED_WITH)
 
     def _check_files(self, version: Version) -> None:
         card = load_card(version.folder)
@@ -227,24 +238,31 @@ class Registry:
 
     def _store(self, source: Path, card: Card) -> None:
         """Copy the files of finished weights to their place, all or none of them. A place whose
-        files are damaged is filled again.
+        files are damaged is filled again. Only in a transaction: nobody else does it meanwhile.
         """
         place = self.folder(card.version)
         with contextlib.suppress(GuardError):
             load_card(place)
             return
-        part = place.with_name(f".{place.name}.{os.getpid()}")
         try:
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir(parents=True)
-            for file in source.iterdir():
-                if file.is_file():
-                    self._copy(file, part / file.name)
-            _to_disk(part)
-            shutil.rmtree(place, ignore_errors=True)
-            part.rename(place)
+            place.parent.mkdir(exist_ok=True)
+            for left in self.root.glob(f"{PART}*"):  # by killed processes
+                if time.time() - left.stat().st_mtime > STALE_S:
+                    shutil.rmtree(left, ignore_errors=True)
+            with tempfile.TemporaryDirectory(dir=self.root, prefix=PART) as scratch:
+                part = Path(scratch) / "version"
+                part.mkdir()
+                for file in source.iterdir():
+                    if file.is_file():
+                        self._copy(file, part / file.name)
+                if load_card(part).version != card.version:
+                    remedy = "Wait for whoever writes there, and repeat"
+                    raise GuardError("the weights have changed", where=source, remedy=remedy)
+                _to_disk(part)
+                shutil.rmtree(place, ignore_errors=True)
+                part.rename(place)
+            _to_disk(place.parent)
         except OSError as error:
-            shutil.rmtree(part, ignore_errors=True)
             problem = f"the version cannot be stored: {error.strerror}"
             remedy = "Make room on the disk, or let the folder be written to, and repeat"
             raise GuardError(problem, where=place, remedy=remedy) from error
@@ -253,8 +271,9 @@ class Registry:
         """Copy one file, not to be written to; of one that another version has make a link."""
         for other in self.root.glob(f"versions/*/{file.name}"):
             if filecmp.cmp(file, other, shallow=False):
-                os.link(other, target)
-                return
+                with contextlib.suppress(OSError):  # of another user, or a file system without
+                    os.link(other, target)
+                    return
         shutil.copyfile(file, target)
         target.chmod(0o444)
         with target.open("rb") as copied:
@@ -264,58 +283,54 @@ class Registry:
         """What a query finds; nothing, and nothing is made, where there is no registry."""
         if not self.file.exists():
             return []
-        connect = self._connection if os.access(self.root, os.W_OK) else self._fixed
-        with self._errors(), contextlib.closing(connect()) as connection:
-            return connection.execute(query, values).fetchall()
+        with self._errors(), self._connected(f"{self.file.absolute().as_uri()}?mode=rw") as reading:
+            if not self._schema_version(reading):
+                return []
+            return reading.execute(query, values).fetchall()
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[_Changes]:
         """A transaction, which no other one overlaps."""
-        with self._errors(), contextlib.closing(self._connection()) as connection:
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            remedy = "Let the output folder be written to"
+            raise GuardError(f"{error.strerror}", where=self.root, remedy=remedy) from error
+        with self._errors(), self._connected(self.file.absolute().as_uri()) as connection:
+            if not self._schema_version(connection):  # of a new file
+                script = SCHEMA.read_text(encoding="utf-8")
+                version = f"PRAGMA user_version = {SCHEMA_VERSION};"
+                connection.executescript(f"BEGIN IMMEDIATE; {script} {version} COMMIT;")
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield _Changes(connection)
-            except BaseException:
-                connection.execute("ROLLBACK")
-                raise
-            connection.execute("COMMIT")
+                connection.execute("COMMIT")
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
 
-    def _connection(self) -> sqlite3.Connection:
-        self.root.mkdir(parents=True, exist_ok=True)
-        connection = sqlite3.connect(self.file, timeout=LOCKED_S, isolation_level=None)
-        try:
-            connection.executescript(
-                "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;"
-            )
-            self._make_tables(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+    @contextlib.contextmanager
+    def _connected(self, uri: str) -> Iterator[sqlite3.Connection]:
+        connection = sqlite3.connect(uri, uri=True, timeout=LOCKED_S, isolation_level=None)
+        with contextlib.closing(connection):
+            connection.execute("PRAGMA foreign_keys = ON")
+            yield connection
 
-    def _fixed(self) -> sqlite3.Connection:
-        """For a folder that is mounted read-only, where SQLite cannot take part in a journal. Who
-        writes elsewhere leaves the file whole; amid that a read may fail, and is to be repeated.
-        """
-        return sqlite3.connect(f"{self.file.absolute().as_uri()}?immutable=1", uri=True)
-
-    def _make_tables(self, connection: sqlite3.Connection) -> None:
-        """Give a new file its tables. Raises GuardError for a file of a newer program."""
+    def _schema_version(self, connection: sqlite3.Connection) -> int:
+        """0 for a new file. Raises GuardError for one of a newer program."""
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version == 0:  # another process may make them at the same time, or was killed amid it
-            script = SCHEMA.read_text(encoding="utf-8")
-            connection.executescript(f"{script} PRAGMA user_version = {SCHEMA_VERSION};")
-        elif version > SCHEMA_VERSION:
+        if version > SCHEMA_VERSION:
             problem = "the registry was written by a newer version of this program"
             remedy = "Update this checkout, or use another output folder"
             raise GuardError(problem, where=self.file, got=version, remedy=remedy)
+        return int(version)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """SQLite's errors as GuardErrors."""
+        """Errors of SQLite and the file system as GuardErrors."""
         try:
             yield
-        except sqlite3.OperationalError as error:
+        except (sqlite3.OperationalError, OSError) as error:
             problem = f"the registry cannot be used: {error}"
             remedy = "If another process holds it, wait for that; else look at disk and rights"
             raise GuardError(problem, where=self.file, remedy=remedy) from error
@@ -343,6 +358,14 @@ class _Changes:
     def unname(self, rule: RegisteredRule, alias: Alias) -> None:
         self.run(f"DELETE FROM alias {OF_RULE} AND name = ?", (*rule, alias))
 
+    def crown(self, rule: RegisteredRule, version: str, champion: str | None) -> None:
+        """Make the version champion, and the `champion` of now the previous one."""
+        if champion:
+            self.name(rule, "previous", champion)
+        self.name(rule, "champion", version)
+        if self.aliases(rule).get("candidate") == version:
+            self.unname(rule, "candidate")
+
     def record(self, actor: str, kind: EventKind, version: str, reason: str) -> None:
         """Add an event to the chain."""
         last = self.run("SELECT number, hash FROM event ORDER BY number DESC LIMIT 1", ())
@@ -354,10 +377,14 @@ class _Changes:
 
 def user_name() -> str:
     """Who runs this process."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return f"user {os.getuid()}"
+    with contextlib.suppress(KeyError):  # a container's user may have no name
+        return pwd.getpwuid(os.getuid()).pw_name
+    return f"user {os.getuid()}"
+
+
+def publishing(rule: RegisteredRule) -> str:
+    """The command that publishes the rule's candidate."""
+    return f'make publish RULE={rule.rule} MODEL={rule.model} METHOD={rule.method} WHY="..."'
 
 
 def _hash(before: str, *event: object) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
 from guard.layout import Runs
+from guard.weights.card import read_card
 from serve.registry.registry import Registry
-from serve.selection import Selection, find_trained, served_parts, unpublished
+from serve.selection import Selection, find_trained, registered, served_parts, unpublished
 from serve.versions import main
 from tests.serve.guarded import save_adapter
 
@@ -70,7 +72,21 @@ def test_what_was_put_in_the_folder_is_published_too(
     command(runs, monkeypatch, capsys, *words)
     versions = Registry(runs).versions(Registry(runs).rules()[0])
     assert Registry(runs).champions("tiny", "alora")["mild"] == versions[1].folder
-    assert "no candidate version" in command(runs, monkeypatch, capsys, *words)
+    assert "has no candidate" in command(runs, monkeypatch, capsys, *words)
+
+
+def test_weights_that_no_server_takes_are_not_published(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = train(runs, 1)
+    folder = runs.adapter("tiny", "mild", "alora")
+    read_card(folder).model_copy(update={"rule_hash": "of other words"}).save(folder)
+    printed = command(runs, monkeypatch, capsys, "publish", "--rule", "mild", "--why", "x")
+    assert "rule text is not the one its hash names" in printed
+    save_adapter(folder, "stern", seed=3)  # another rule's
+    printed = command(runs, monkeypatch, capsys, "publish", "--rule", "mild", "--why", "x")
+    assert "not of the rule 'mild'" in printed
+    assert Registry(runs).champions("tiny", "alora")["mild"] == Registry(runs).folder(first)
 
 
 def test_all_candidates_are_published_at_once(
@@ -82,6 +98,10 @@ def test_all_candidates_are_published_at_once(
     newest = train(runs, 2, "stern")
     printed = command(runs, monkeypatch, capsys, "publish", "--rule", "all", "--why", "an update")
     assert f"stern: the champion is {newest[:12]}" in printed and "mild" not in printed
+    printed = command(runs, monkeypatch, capsys, "publish", "--rule", "all", "--why", "again")
+    assert "no rule has a candidate" in printed
+    printed = command(runs, monkeypatch, capsys, "rollback", "--rule", "all", "--why", "slow")
+    assert "stern: the champion" in printed and newest[:12] not in printed
 
 
 @pytest.mark.parametrize(
@@ -111,3 +131,15 @@ def test_rules_without_versions_are_served_from_their_folders(runs: Runs) -> Non
     parts = served_parts(selection)
     assert parts[0].folders == {"mild": folder} and unpublished(selection, parts) == []
     assert not Registry(runs).root.exists()
+
+
+def test_a_server_makes_versions_of_what_it_finds(runs: Runs) -> None:
+    """So that nothing that it reads is trained over; but where nothing can be written."""
+    folder = save_adapter(runs.adapter("tiny", "mild", "alora"), "mild", seed=1)
+    selection = Selection(runs=runs)
+    (part,) = registered(selection, served_parts(selection))
+    assert part.folders == Registry(runs).champions("tiny", "alora")
+    shutil.rmtree(Registry(runs).root)
+    Registry(runs).root.write_text("no folder can be made here")
+    (part,) = registered(selection, served_parts(selection))
+    assert part.folders == {"mild": folder}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from guard.layout import mark_current
 from guard.method import METHODS, PEFT_WEIGHTS
 from guard.recipe import KINDS, load_recipe
 from guard.verdict import Calibration
-from guard.weights.card import load_card
+from guard.weights.card import CARD, load_card
 from serve.registry.registry import RegisteredRule, Registry
 from tests.train.conftest import (
     MakeEncoderJob,
@@ -146,6 +147,16 @@ def test_every_training_is_a_version_and_a_damaged_one_is_none(make_job: MakeJob
     finish_at_once(replace(job, seed=1))
     finish_at_once(replace(job, of_study=True))
     assert len(registry.versions(rule)) == 4
+
+
+def test_what_another_program_wrote_is_kept_beside(make_job: MakeJob) -> None:
+    job = of_steps(make_job, 1)
+    card = json.loads((job.folder / CARD).read_text())
+    (job.folder / CARD).write_text(json.dumps(card | {"of_another_version": 1}))
+    of_steps(make_job, 2)
+    older = job.folder.with_name(f"{job.folder.name}.older") / CARD
+    assert json.loads(older.read_text())["of_another_version"] == 1
+    assert steps_of(job.folder) == 2
 
 
 def test_weights_of_before_there_was_a_registry_are_kept_too(make_job: MakeJob) -> None:

@@ -46,8 +46,8 @@ class ClusterService(CheckService):
     """Checks by the replicas of these shards. For one event loop. Nobody else changes the rules.
 
     `text_tokens` counts tokens as the replicas do. `order`: the order in which rules are listed.
-    `find_trained` finds the folder of a trained rule that is not served. The `observers` are told
-    of every check, then the `metrics`.
+    `find_trained` finds the folder of a rule's weights as they are to be served. The `observers`
+    are told of every check, then the `metrics`.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ClusterService(CheckService):
         shards: Sequence[Shard],
         text_tokens: CountTokens,
         order: Iterable[str] = (),
-        find_trained: FindTrained = lambda rule: None,
+        find_trained: FindTrained = lambda rule, served: None,
         observers: Sequence[Observer] = (),
     ) -> None:
         self.shards = tuple(shards)
@@ -136,7 +136,7 @@ class ClusterService(CheckService):
 
     async def _place_for(self, rule: str) -> int:
         """The shard for a new rule. Raises HTTPException 404 for a rule that is not trained."""
-        folder = await asyncio.to_thread(self._find_trained, rule)
+        folder = await asyncio.to_thread(self._find_trained, rule, None)
         if folder is None:
             raise not_trained(rule, self._served)
         model = (await asyncio.to_thread(read_card, folder)).model

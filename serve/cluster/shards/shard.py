@@ -97,7 +97,7 @@ class Shard:
         replicas: Replicas,
         snapshots: Snapshots,
         folders: Mapping[str, Path],
-        find_trained: FindTrained = lambda rule: None,
+        find_trained: FindTrained = lambda rule, served: None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.replicas = replicas
@@ -168,12 +168,14 @@ class Shard:
     def folder(self, rule: str) -> Path:
         if rule not in self._folders:
             raise not_served(rule)
-        return self._find_trained(rule) or self._folders[rule]
+        return self._find_trained(rule, self.cards[rule]) or self._folders[rule]
 
     async def serve(self, rule: str) -> Card:
         """As CheckService.serve, on all replicas; Overloaded for a change that is put off."""
         async with self._changing:
-            folder = await asyncio.to_thread(self._find_trained, rule) or self._folders.get(rule)
+            served = self.cards.get(rule)
+            folder = await asyncio.to_thread(self._find_trained, rule, served)
+            folder = folder or self._folders.get(rule)
             if folder is None:
                 raise not_trained(rule, self.cards)
             copy = await asyncio.to_thread(self._snapshots.keep, folder)

@@ -65,7 +65,9 @@ def engine(trained: Trained) -> Iterator[GuardEngine]:
 def client(engine: GuardEngine, trained: Trained, tmp_path: Path) -> Iterator[Client]:
     trained.train(trained.versions[0])
     log = AuditLog(tmp_path / "audit.jsonl")
-    app = create_app(engine, observers=[log], find_trained=trained.others.get)
+    app = create_app(
+        engine, observers=[log], find_trained=lambda rule, served: trained.others.get(rule)
+    )
     with serving(app) as client:
         assert client.post(f"/admin/rules/{RULE}").status_code == 200
         yield client

@@ -17,6 +17,7 @@ from guard.layout import Runs
 from guard.weights.card import load_card, read_card
 from serve.api import watch as watch_module
 from serve.api.engine_service import EngineService
+from serve.api.service import FindTrained
 from serve.api.watch import watch
 from serve.engine.refusals import Overloaded
 from serve.registry.registry import RegisteredRule, Registry
@@ -44,7 +45,7 @@ def watched(
     engine: ToyEngine,
     meanwhile: Callable[[], object],
     seconds: float = 0.1,
-    find: Callable[[str], Path | None] = lambda rule: None,
+    find: FindTrained = lambda rule, served: None,
 ) -> None:
     """Watch while that is done in another thread, and for some time longer."""
 
@@ -73,7 +74,7 @@ def test_what_is_published_is_served_and_what_is_trained_is_not(
     card = read_card(folder)
     rule = RegisteredRule.of(card)
 
-    def find(name: str) -> Path | None:
+    def find(name: str, served: object) -> Path | None:
         return registry.champions(card.model, card.method).get(name)
 
     registry.register(folder, actor="ann", note="trained")
@@ -83,7 +84,7 @@ def test_what_is_published_is_served_and_what_is_trained_is_not(
     assert served == []
 
     def publish() -> None:
-        registry.publish(rule, actor="ann", reason="better")
+        registry.publish(rule, second.id, actor="ann", reason="better")
         wait_until(lambda: served)
 
     watched(engine, publish, find=find)

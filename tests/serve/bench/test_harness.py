@@ -135,12 +135,9 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, capsys: CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
-    ("words", "is_resumable"), [(["--force"], True), (["--repeats", "3"], True), ([], False)]
+    "words", [["--force"], ["--repeats", "3"]], ids=["by force", "other inputs"]
 )
-def test_a_run_of_other_inputs_by_force_or_that_cannot_be_resumed_begins_anew(
-    tmp_path: Path, monkeypatch: MonkeyPatch, words: list[str], is_resumable: bool
-) -> None:
-    monkeypatch.setattr(ToyBench, "is_resumable", is_resumable)
+def test_a_run_of_other_inputs_or_by_force_begins_anew(tmp_path: Path, words: list[str]) -> None:
     stopped(tmp_path, (10, 1), KeyboardInterrupt())
     assert (1, "slow", 0) in log_of(tmp_path, *words)
     assert not GridReport.load(tmp_path / "toy_bench.json").is_resumed

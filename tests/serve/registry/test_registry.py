@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import signal
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,9 +54,9 @@ def test_training_overwrites_nothing_and_a_person_decides_what_is_served(
 ) -> None:
     first, second, third = registered(registry, b"first", b"second", b"third")
     assert registry.aliases(RULE) == {"champion": first, "candidate": third}
-    assert registry.publish(RULE, actor="ann", reason="fewer false alarms").id == third
+    assert registry.publish(RULE, third, actor="ann", reason="fewer false alarms").id == third
     assert registry.aliases(RULE) == {"champion": third, "previous": first}
-    assert registry.roll_back(RULE, actor="bob", reason="it flags greetings").id == first
+    registry.publish(RULE, first, actor="bob", reason="it flags greetings", back=True)
     assert registry.aliases(RULE) == {"champion": first, "previous": third}
     registry.publish(RULE, second[:6], actor="ann", reason="between the two")
     assert registry.champions("tiny", "alora") == {"mild": registry.folder(second)}
@@ -88,27 +87,22 @@ def test_the_same_weights_again_are_no_version_and_another_threshold_is_one(
 
 
 @pytest.mark.parametrize(
-    ("change", "problem"),
+    ("rule", "version", "reason", "problem"),
     [
-        (lambda registry: registry.publish(RULE, actor="a", reason="x"), "no candidate version"),
-        (lambda registry: registry.roll_back(RULE, actor="a", reason="x"), "no previous version"),
-        (lambda registry: registry.publish(RULE, actor="a", reason=" "), "for a reason"),
-        (lambda registry: registry.publish(RULE, "ffff", actor="a", reason="x"), "begins so"),
-        (lambda registry: registry.publish(RULE, "", actor="a", reason="x"), "begin"),
-        (
-            lambda registry: registry.publish(RULE._replace(rule="milt"), actor="a", reason="x"),
-            "no version of tiny/milt/alora",
-        ),
-        (lambda registry: registry.versions(RULE._replace(rule="milt")), "Did you mean"),
+        ("mild", "second", " ", "for a reason"),
+        ("mild", "ffff", "better", "no version of tiny/mild/alora begins so"),
+        ("mild", "", "better", "2 versions of tiny/mild/alora begin so"),
+        ("milt", "second", "better", "no version of tiny/milt/alora.*Did you mean"),
     ],
 )
 def test_what_cannot_be_decided_changes_nothing(
-    registry: Registry, change: Callable[[Registry], object], problem: str
+    registry: Registry, rule: str, version: str, reason: str, problem: str
 ) -> None:
-    registered(registry, b"first")
+    _, second = registered(registry, b"first", b"second")
     aliases, events = registry.aliases(RULE), registry.events()
+    named = second if version == "second" else version
     with pytest.raises(GuardError, match=problem):
-        change(registry)
+        registry.publish(RULE._replace(rule=rule), named, actor="ann", reason=reason)
     assert registry.aliases(RULE) == aliases and registry.events() == events
 
 
@@ -128,7 +122,7 @@ def test_damaged_weights_are_not_published_and_are_healed_by_the_same_ones(
     (folder / name).write_bytes(b"torn")
     for check in (
         registry.verify,
-        lambda: registry.publish(RULE, actor="ann", reason="better"),
+        lambda: registry.publish(RULE, second, actor="ann", reason="better"),
     ):
         with pytest.raises(GuardError, match="not those of the card"):
             check()
@@ -171,12 +165,12 @@ def test_an_event_that_was_edited_or_taken_out_is_named(registry: Registry, stat
 def test_a_registry_that_is_newer_broken_or_held_is_an_error_that_says_so(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registered(registry, b"first", b"second")
+    _, second = registered(registry, b"first", b"second")
     monkeypatch.setattr("serve.registry.registry.LOCKED_S", 0.1)
     holder = sqlite3.connect(registry.file, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     with pytest.raises(GuardError, match="cannot be used: database is locked"):
-        registry.publish(RULE, actor="ann", reason="better")
+        registry.publish(RULE, second, actor="ann", reason="better")
     assert registry.champions("tiny", "alora")  # which can be read meanwhile
     holder.execute("ROLLBACK")
     holder.execute("PRAGMA user_version = 9")
@@ -184,20 +178,56 @@ def test_a_registry_that_is_newer_broken_or_held_is_an_error_that_says_so(
         registry.rules()
     holder.close()
     registry.file.write_bytes(b"no database at all, whatever it was before" * 99)
-    for beside in registry.root.glob("registry.sqlite-*"):
-        beside.unlink()
     with pytest.raises(GuardError, match="damaged"):
         registry.rules()
 
 
-def test_where_the_folder_is_mounted_read_only_it_is_read(
+def test_another_program_s_weights_make_room_for_what_this_one_can_serve(
+    registry: Registry,
+) -> None:
+    """After an update the champion would be refused, and its successor wait for ever."""
+    folder = trained(Runs(registry.root.parent))
+    read_card(folder).model_copy(update={"prompt_hash": "earlier"}).save(folder)
+    earlier = registry.register(folder, actor="ann", note="trained").id
+    (second,) = registered(registry, b"second")
+    assert registry.aliases(RULE) == {"champion": second, "previous": earlier}
+    assert "cannot serve" in registry.events()[-1].reason
+    registry.verify()
+
+
+def test_a_candidate_is_what_was_trained_last(registry: Registry) -> None:
+    """Also what was trained before, and not what led back to the champion."""
+    first, second, _ = registered(registry, b"first", b"second", b"third")
+    registered(registry, b"second")
+    assert registry.aliases(RULE) == {"champion": first, "candidate": second}
+    registered(registry, b"first")
+    assert registry.aliases(RULE) == {"champion": first}
+
+
+def test_a_champion_that_no_event_made_is_noticed(registry: Registry) -> None:
+    _, second = registered(registry, b"first", b"second")
+    with sqlite3.connect(registry.file) as connection:
+        connection.execute("UPDATE alias SET version = ? WHERE name = 'champion'", (second,))
+    with pytest.raises(GuardError, match="no event made the champion"):
+        registry.verify()
+
+
+def test_champions_are_read_again_when_another_process_changes_them(registry: Registry) -> None:
+    first, second = registered(registry, b"first", b"second")
+    assert registry.champions("tiny", "alora") == {"mild": registry.folder(first)}
+    Registry(Runs(registry.root.parent)).publish(RULE, second, actor="ann", reason="better")
+    assert registry.champions("tiny", "alora") == {"mild": registry.folder(second)}
+
+
+def test_a_file_system_without_links_takes_copies(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, _ = registered(registry, b"first", b"second")
-    held = sorted(registry.root.iterdir())
-    monkeypatch.setattr("serve.registry.registry.os.access", lambda path, mode: False)
-    assert registry.champions("tiny", "alora") == {"mild": registry.folder(first)}
-    assert sorted(registry.root.iterdir()) == held  # no journal is made
+    def refused(*args: object) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr("serve.registry.registry.os.link", refused)
+    registered(registry, b"first", b"second")
+    registry.verify()
 
 
 def test_a_full_disk_leaves_nothing_half_written(
@@ -240,10 +270,11 @@ def _decide_for_ever(root: Path) -> None:
     registry = Registry(Runs(root))
     for number in range(10_000):
         folder = save_weights(root / "mine", f"weights {number}".encode())
-        registry.register(folder, actor="ann", note="trained")
+        version = registry.register(folder, actor="ann", note="trained")
         if number:
-            registry.publish(RULE, actor="ann", reason="better")
-            registry.roll_back(RULE, actor="ann", reason="worse")
+            registry.publish(RULE, version.id, actor="ann", reason="better")
+            before = registry.aliases(RULE)["previous"]
+            registry.publish(RULE, before, actor="ann", reason="worse", back=True)
 
 
 @pytest.mark.parametrize("milliseconds", range(40, 240, 20))
@@ -262,5 +293,5 @@ def test_a_kill_at_any_moment_leaves_a_whole_registry(tmp_path: Path, millisecon
         load_card(folder)
     folder = save_weights(tmp_path / "mine", b"the last one")
     last = registry.register(folder, actor="ann", note="trained")
-    assert last.id in registry.aliases(RULE).values()
+    assert registry.aliases(RULE)["candidate" if champions else "champion"] == last.id
     assert json.loads((last.folder / "card.json").read_text())["version"] == last.id
