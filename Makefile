@@ -31,8 +31,9 @@ REPLICAS ?=##   for make up: servers behind one address, on Ray: 2, or 1-4 for a
 CENTURION_HOME ?=##   the folder of your own rules, recipes and runs, laid out as the checkout (docs/commands.md); by default the checkout
 export CENTURION_HOME
 # For experts.
-WHY ?=##   for make publish and rollback: the reason, which is kept
-VERSION ?=##   for make publish and rollback: the beginning of a version's id, as make rules prints it
+WHY ?=##   for make publish, rollback and mode: the reason, which is kept
+VERSION ?=##   for make publish, rollback and mode: a version's alias or the beginning of its id, as make rules prints it
+MODE ?=##   for make mode: enforce, shadow, canary:10% or off
 TESTS ?=##   for make test: files or options for pytest
 MAX_FPR ?=##   for make calibrate: the share of allowed conversations that may be flagged
 THRESHOLD ?=##   for make calibrate: the probability from which on it is a violation
@@ -62,7 +63,6 @@ TIMEOUT ?=##   for make up: seconds that a check may take, by default 60
 PLAN ?=##   for make plan: a plan of recipes/plans or a YAML file, by default tiny_here
 TRACE ?=##   for make plan: recorded checks instead of distributions, a file of JSON lines or an audit log
 SCALEDOWN ?=##   for REPLICAS=1-4: seconds of less load until a replica ends, by default 600
-SHARDS ?=##   for make up: split the rules over this many groups of replicas: more rules than one server's memory holds
 MERGED ?=##   for make up: MERGED=1 serves the one rule of RULE from the base that make merge has put its LoRA into
 OPTIONS ?=##   for make bench, plan, scan, replay, transfer, curve and fuzz: further options, quoted; make bench NAME=load OPTIONS=--help lists them
 MINUTES ?=##   for make fuzz: by default 10
@@ -79,7 +79,7 @@ as_they_stand := POLICY DATA UNLABELLED A B FILES OUT TRACE WHY
 $(foreach variable,$(as_they_stand),$(eval override $(variable) := $$(value $(variable))))
 export $(as_they_stand)
 
-.PHONY: help help-all all rule data train eval serve up scan rules publish rollback test plan calibrate test-gpu-path compare replay transfer curve sweep bench race merge fuzz doctor setup check format clean
+.PHONY: help help-all all rule data train eval serve up scan rules publish rollback test mode plan calibrate test-gpu-path compare replay transfer curve sweep bench merge fuzz doctor setup check format clean
 
 commands := awk -F ' *\#\#   ' '/^[a-z-]+:.*\#\#/ { sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, $$2 }'
 variables := awk -F ' *\#\#   ' '/^[A-Z_]+ \?=.*\#\#/ { sub(/ \?= */, "=", $$1); printf "  %-22s %s\n", $$1, $$2 }'
@@ -149,9 +149,9 @@ ifndef OMP_WAIT_POLICY
 up: export GOMP_SPINCOUNT ?= 10000
 endif
 
-up: $(ready) $(if $(REPLICAS)$(SHARDS),$(cluster)) ##   the guardrail server, in the foreground; every rule trained by its method, or those of RULE
+up: $(ready) $(if $(REPLICAS),$(cluster)) ##   the guardrail server, in the foreground; every rule trained by its method, or those of RULE
 	$(python) -m serve.up --model $(MODEL) $(call option,rules,$(served_rules)) $(call option,method,$(METHOD)) $(call flag,merged,$(MERGED)) \
-		$(call option,replicas,$(REPLICAS)) $(call option,shards,$(SHARDS)) $(call option,scale-down,$(SCALEDOWN)) $(call option,host,$(host)) $(call option,port,$(PORT)) $(call option,timeout,$(TIMEOUT)) \
+		$(call option,replicas,$(REPLICAS)) $(call option,scale-down,$(SCALEDOWN)) $(call option,host,$(host)) $(call option,port,$(PORT)) $(call option,timeout,$(TIMEOUT)) \
 		$(call flag,watch,$(WATCH)) $(call option,rule-sets,$(RULESETS)) $(call option,tenants,$(TENANTS)) \
 		$(call option,audit-log,$(AUDIT)) $(call option,traces,$(TRACES)) \
 		$(call option,tls-cert,$(TLSCERT)) $(call option,tls-key,$(TLSKEY)) $(call option,tls-client-ca,$(TLSCA))
@@ -174,6 +174,9 @@ test: $(ready) $(if $(filter-out 0,$(QUICK)),,$(clients) $(cluster)) ##   all te
 	CENTURION_HOME= $(python) -m pytest $(if $(filter-out 0,$(QUICK)),-m 'not slow') $(TESTS)
 
 # For experts.
+mode: $(ready) ##   RULE= MODE=shadow WHY="look first" -> the version trained last is judged and does not decide; canary:10%, off; VERSION=champion
+	$(python) -m serve.versions mode --mode '$(MODE)' $(a_version)
+
 plan: $(ready) ##   what a deployment costs: checks a second, p95 with queueing, memory, replicas, dollars -> table, runs/plan.json (first make bench NAME=calibrate)
 	$(python) -m serve.plan.run $(call option,plan,$(PLAN)) $(if $(TRACE),--trace "$$TRACE") $(OPTIONS)
 
@@ -209,9 +212,6 @@ sweep: $(ready) ##   layers, ranks, learning rates and seeds of one rule's aLoRA
 
 bench: $(ready) ##   lists the benchmarks; NAME=load runs one, NAME=FILE.py your own -> table, runs/*_bench.json, plot
 	$(python) -m serve.bench $(if $(name),'$(name)' $(offers)) $(OPTIONS)
-
-race: $(ready) ##   one conversation against 100 rules, LoRA and aLoRA side by side, live -> runs/race.svg
-	$(python) -m serve.bench race $(offers)
 
 merge: $(ready) ##   a rule's LoRA folded into the base's weights, for a server of one rule -> runs/MODEL/RULE/merged
 	$(python) -m serve.merge --rule '$(RULE)' --model $(MODEL)

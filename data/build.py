@@ -86,7 +86,7 @@ def _inputs(request: DataRequest) -> str:
     """A fingerprint of all that a data set depends on; a file's name may say a split."""
     options = request.options.inputs() if request.options else []
     return fingerprint(
-        request.rule.model_dump(mode="json"),
+        request.rule.model_dump(mode="json", exclude={"gate"}),
         request.source,
         request.seed,
         request.splitting,

@@ -177,7 +177,7 @@ def _inputs(request: StudyRequest) -> str:
         files += [*phrase_files(), *rules_with_phrases(RULES)]
     return fingerprint(
         request.kind,
-        request.rule.model_dump(mode="json"),
+        request.rule.model_dump(mode="json", exclude={"gate"}),
         [request.sizes, request.seeds, request.test_rows, request.generated.inputs()],
         *files,
         *code_files(),

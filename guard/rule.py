@@ -51,6 +51,22 @@ class RuleExample(Strict):
     violates: bool
 
 
+class Gate(Strict):
+    """What takes a version on trial back by itself: more than this, over a window of checks.
+
+    Shares are of the checks in which it was judged; `most_flagged` is a multiple of what the
+    champion flags. At most 5 % of the windows of a version that keeps to all of it take it back.
+    """
+
+    most_disagreement: float | None = Field(default=None, gt=0, lt=1)
+    most_flagged: float | None = Field(default=1.5, gt=0, le=100)
+    most_unjudged: float | None = Field(default=0.05, gt=0, lt=1)
+    # Seconds; more than one in 20 checks with this version may not take as long.
+    slower_than: float | None = Field(default=None, gt=0)
+    least_checks: int = Field(default=50, ge=1)
+    window: int = Field(default=10_000, ge=100)
+
+
 class Rule(Strict):
     """A rule in plain language.
 
@@ -78,6 +94,7 @@ class Rule(Strict):
     max_fpr: float | None = Field(default=None, gt=0, lt=1)
     # "generator", a .jsonl/.csv path or "hub:<data set>"; "generator+" before these: both
     data: str = "generator"
+    gate: Gate = Gate()
 
     @field_validator("title", "policy")
     @classmethod

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,8 +24,11 @@ from serve.engine.adapter import trained
 from serve.engine.engines import GuardEngines, model_of
 from serve.merge import MERGED, mergeable_method, merged_engine
 from serve.registry.registry import RegisteredRule, Registry, publishing, user_name
+from serve.registry.rollout import Rollout, RolloutSource
 
 log = logging.getLogger(__name__)
+
+GATE = "the rule's gate"  # who takes a version on trial back by itself
 
 
 @dataclass(frozen=True)
@@ -167,34 +170,39 @@ def served_method(recipe: Recipe, name: str | None) -> str:
     return next(iter(recipe.methods))
 
 
-def find_trained(
-    selection: Selection, parts: Sequence[ServedPart]
-) -> Callable[[str, Card | None], Path | None]:
-    """Finds the folder of a rule's weights as they are to be served now: of one that is `served`
-    its champion, of any other one those of the first base that has some. None, and the log says
-    why, where there is none; of a rule that is served without versions, None alone.
+class RegisteredRollouts(RolloutSource):
+    """What of each rule is to be served, as the registry says now: of one that is served its
+    champion, of any other one those of the first base that has some. None, and the log says why,
+    where there is none; of a rule that is served without versions, None alone.
     """
-    registry = Registry(selection.runs)
 
-    def find(rule: str, served: Card | None = None) -> Path | None:
+    def __init__(self, selection: Selection, parts: Sequence[ServedPart]) -> None:
+        self._selection = selection
+        self._parts = parts
+        self._registry = Registry(selection.runs)
+
+    def find(self, rule: str, served: Card | None = None) -> Rollout | None:
         if served is not None:
-            return registry.champions(served.model, served.method).get(rule)
+            return self._registry.rollout(RegisteredRule.of(served))
         problems: list[str] = []
-        for part in parts:
+        for part in self._parts:
+            model, method = part.recipe.name, part.method
             try:
-                folders = _served(selection, part.recipe.name, part.method, rule)
+                folders = _served(self._selection, model, method, rule)
             except GuardError as error:  # of another base it may be trained
                 problems.append(str(error))
                 continue
-            if rule in folders and not selection.is_merged:
-                return folders[rule]
+            if rule in folders and not self._selection.is_merged:
+                found = self._registry.rollout(RegisteredRule(model, rule, method))
+                return found or Rollout(folder=folders[rule])
         why = "; ".join(problems) or "no rule has this name"
-        if selection.is_merged:
+        if self._selection.is_merged:
             why = "a merged base answers its rule alone"
         log.warning("no weights of the rule %r: %s", rule, why)
         return None
 
-    return find
+    def abort(self, served: Card, version: str, reason: str) -> None:
+        self._registry.abort(RegisteredRule.of(served), version, actor=GATE, reason=reason)
 
 
 def open_engines(parts: Sequence[ServedPart]) -> GuardEngines:

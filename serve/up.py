@@ -27,17 +27,17 @@ from serve.api.engine_service import EngineService
 from serve.api.input.bounded_heads import bounded_heads
 from serve.api.observe.record import Observer
 from serve.api.observe.server_log import configuration
-from serve.api.service import FindTrained
 from serve.cluster.served import ServedOptions
 from serve.engine import GuardEngine
 from serve.engine.engines import GuardEngines
 from serve.engine.thread.engine_thread import CLOSING_S, EngineThread
 from serve.observers import open_observers
 from serve.policy.rule_set import RuleSet, load_rule_sets
+from serve.registry.rollout import RolloutSource
 from serve.selection import (
+    RegisteredRollouts,
     Selection,
     ServedPart,
-    find_trained,
     left_out,
     registered,
     served_parts,
@@ -67,7 +67,7 @@ def main() -> None:
     tenants = _tenants(arguments.tenants, rule_sets)
     tls = tls_settings(arguments.tls_cert, arguments.tls_key, arguments.tls_client_ca)
     observers = open_observers(arguments.audit_log, arguments.traces)
-    find = find_trained(selection, parts)
+    source = RegisteredRollouts(selection, parts)
     options = ServedOptions(
         parts, arguments.timeout, rule_sets, tenants, arguments.audit_log, arguments.traces
     )
@@ -80,7 +80,7 @@ def main() -> None:
             print(line, flush=True)
         for line in unpublished(selection, parts):
             print(line, flush=True)
-        with running(arguments, options, observers, find) as app:
+        with running(arguments, options, observers, source) as app:
             _serve(app, listener, arguments.timeout, tls)
 
 
@@ -138,7 +138,7 @@ def _single_app(
     arguments: argparse.Namespace,
     options: ServedOptions,
     observers: Sequence[Observer],
-    find: FindTrained,
+    source: RolloutSource,
 ) -> Iterator[FastAPI]:
     """The app around engines in this process. Raises GuardError if they do not start."""
 
@@ -153,7 +153,7 @@ def _single_app(
             is_watching=arguments.watch,
             tenants=options.tenants,
             observers=observers,
-            find_trained=find,
+            source=source,
         )
 
 
@@ -161,7 +161,7 @@ def _cluster_app(
     arguments: argparse.Namespace,
     options: ServedOptions,
     observers: Sequence[Observer],
-    find: FindTrained,
+    source: RolloutSource,
 ) -> contextlib.AbstractContextManager[FastAPI]:
     """The app in front of replicas in processes of their own."""
     from serve.cluster.start import running_cluster
@@ -169,10 +169,9 @@ def _cluster_app(
     return running_cluster(
         arguments.replicas,
         options,
-        shards=arguments.shards,
         observers=observers,
         is_watching=arguments.watch,
-        find_trained=find,
+        source=source,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from guard.arguments import count, port, seconds
+from guard.arguments import port, seconds
 from guard.layout import Runs
 from guard.method import METHODS
 from serve.cluster.size import ReplicaRange, ScalingPace
@@ -72,7 +72,7 @@ def _check_merged(parser: argparse.ArgumentParser, arguments: argparse.Namespace
     if arguments.watch:
         parser.error("--merged answers from a base that is merged once: leave out --watch")
     if arguments.replicas:
-        parser.error("--merged answers from one process: leave out --replicas and --shards")
+        parser.error("--merged answers from one process: leave out --replicas")
 
 
 def _add_replica_options(parser: argparse.ArgumentParser) -> None:
@@ -88,22 +88,13 @@ def _add_replica_options(parser: argparse.ArgumentParser) -> None:
         help="with --replicas 1-4: seconds of lower load before a replica is stopped "
         f"(default: {ScalingPace.down_s:g})",
     )
-    add(
-        "--shards",
-        type=count,
-        default=1,
-        help="split the rules over this many groups, each with --replicas replicas "
-        "(default: %(default)s)",
-    )
 
 
 def _replicas(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace
 ) -> ReplicaRange | None:
-    """How many replicas each shard has; None for a server that is one process."""
+    """How many replicas there are; None for a server that is one process."""
     size: ReplicaRange | None = arguments.replicas
-    if size is None and arguments.shards > 1:
-        size = ReplicaRange(1, 1)
     if arguments.scale_down is None:
         return size
     if size is None or size.is_fixed:

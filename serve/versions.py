@@ -1,4 +1,4 @@
-"""The registry from the command line: `make rules`, `make publish`, `make rollback`."""
+"""The registry from the command line: `make rules`, `publish`, `rollback` and `mode`."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs
 from guard.method import METHODS
 from guard.recipe import load_recipe
+from guard.rule import load_rule
 from guard.weights.card import CARD, check_rule, read_card
 from serve.engine.adapter import Requirements
 from serve.registry.registry import Alias, RegisteredRule, Registry, Version, user_name
+from serve.registry.rollout import ENFORCE, SHOWN_DIGITS, Mode, Rollout
 from serve.selection import served_method
 
-SHOWN_DIGITS = 12  # of a version, as everywhere
+COMMANDS = "list|publish|rollback|mode"
 
 
 def listing(registry: Registry, rules: list[str] | None = None) -> str:
     """Every version of the rules, newest first, with its aliases. Raises GuardError for rules
     without versions.
     """
-    lines = [f"{'version':<{SHOWN_DIGITS}}  {'alias':<9}  threshold  AUROC  note, folder"]
+    lines = [f"{'version':<{SHOWN_DIGITS}}  {'alias':<9}  threshold  AUROC  mode, note, folder"]
     found = [rule for rule in registry.rules() if rules is None or rule.rule in rules]
     missing = set(rules or ()) - {rule.rule for rule in found}
     if missing or not found:
@@ -31,14 +33,26 @@ def listing(registry: Registry, rules: list[str] | None = None) -> str:
     for rule in found:
         aliases = {version: alias for alias, version in registry.aliases(rule).items()}
         lines.append(f"\n{rule.rule}, {METHODS[rule.method].label} on {rule.model}")
+        rollout = registry.rollout(rule)
         for version in reversed(registry.versions(rule)):
-            lines.append(_line(version, aliases.get(version.id, "")))
+            lines.append(_line(version, aliases.get(version.id, ""), _mode(version, rollout)))
     return "\n".join(lines)
 
 
-def _line(version: Version, alias: str) -> str:
+def _mode(version: Version, rollout: Rollout | None) -> str:
+    """Empty for what is as it is without a word: a champion that is enforced, another one off."""
+    if rollout is None:
+        return ""
+    if version.folder == rollout.folder and rollout.mode != ENFORCE:
+        return f"{rollout.mode}, "
+    if rollout.trial is not None and rollout.trial.version == version.id:
+        return f"{rollout.trial.mode}, "
+    return ""
+
+
+def _line(version: Version, alias: str, mode: str) -> str:
     named = f"{version.id[:SHOWN_DIGITS]}  {alias:<9}"
-    where = f"{version.note}, {version.folder}"
+    where = f"{mode}{version.note}, {version.folder}"
     try:
         card = read_card(version.folder)
     except GuardError as error:
@@ -103,18 +117,30 @@ def _arguments() -> argparse.Namespace:
     )
     runs = "the folder of weights and results (default: %(default)s)"
     parser.add_argument("--runs", type=Path, default=Runs().root, help=runs)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="list|publish|rollback")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="list|publish|rollback|mode"
+    )
     shown = commands.add_parser("list", help="all versions, and whether the events hold")
     shown.add_argument("--rules", help="comma-separated; default: all")
     shown.add_argument("--files", action="store_true", help="check every version's weights too")
     for name, does in (
         ("publish", "serve a version, by default the candidate"),
         ("rollback", "serve an earlier version again, by default the previous champion"),
+        (
+            "mode",
+            "set for which share of conversations a version decides, by default the candidate",
+        ),
     ):
         change = commands.add_parser(name, help=does)
         rules = "separated by commas; all: every rule that has such a version"
         change.add_argument("--rule", required=True, help=rules)
-        change.add_argument("--version", help="the beginning of its id, as `make rules` prints it")
+        change.add_argument(
+            "--version",
+            help="its alias, or the beginning of its id, as `make rules` prints it",
+        )
+        if name == "mode":
+            mode = "enforce, shadow, canary:10%% or off"
+            change.add_argument("--mode", required=True, help=mode)
         change.add_argument("--why", required=True, help="the reason, which is kept")
         change.add_argument("--model", default="tiny", help="the base (default: tiny)")
         change.add_argument("--method", help=f"by default the served one: {', '.join(METHODS)}")
@@ -122,27 +148,33 @@ def _arguments() -> argparse.Namespace:
 
 
 def change(arguments: argparse.Namespace, registry: Registry, runs: Runs) -> list[Version]:
-    """Publish or roll back the named rules, all or none of them; the champions. Raises GuardError
-    for what the registry or a server would refuse.
+    """Publish or roll back the named rules or set their modes, all or none of them; the versions.
+    Raises GuardError for what the registry or a server would refuse.
     """
     recipe = load_recipe(arguments.model)
     method, requirements = served_method(recipe, arguments.method), Requirements.of(recipe)
     back = arguments.command == "rollback"
+    mode = Mode.parse(arguments.mode) if arguments.command == "mode" else None
     alias: Alias = "previous" if back else "candidate"
     chosen: list[Version] = []
     for rule in named_rules(registry, arguments.rule, arguments.model, method, alias):
         if arguments.version:
-            version = registry.version(rule, arguments.version)
+            ids = {str(name): named for name, named in registry.aliases(rule).items()}
+            version = registry.version(rule, ids.get(arguments.version, arguments.version))
         elif back:
             version = previous(registry, rule)
         else:
             version = candidate(registry, runs, rule)
         requirements.admit(rule.rule, version.folder)  # or no server could start with it
         chosen.append(version)
+    actor, why = user_name(), arguments.why
     for version in chosen:
-        if registry.aliases(version.rule)["champion"] != version.id:
-            actor, why = user_name(), arguments.why
-            registry.publish(version.rule, version.id, actor=actor, reason=why, back=back)
+        rule = version.rule
+        if mode is not None:
+            gate = load_rule(rule.rule).gate
+            registry.set_mode(rule, version.id, mode, gate=gate, actor=actor, reason=why)
+        elif registry.aliases(rule)["champion"] != version.id:
+            registry.publish(rule, version.id, actor=actor, reason=why, back=back)
     return chosen
 
 
@@ -160,7 +192,11 @@ def main() -> None:
         print(f"\n{last.number:,} events, the chain ends in {last.hash[:SHOWN_DIGITS]}")
         return
     for version in change(arguments, registry, runs):
-        print(f"{version.rule.rule}: the champion is {version.id[:SHOWN_DIGITS]}")
+        name = version.id[:SHOWN_DIGITS]
+        if arguments.command == "mode":
+            print(f"{version.rule.rule}: {name} is {Mode.parse(arguments.mode)}")
+        else:
+            print(f"{version.rule.rule}: the champion is {name}")
     print("served in seconds with WATCH=1, else after POST /admin/rules/RULE or a restart")
 
 

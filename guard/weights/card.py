@@ -26,6 +26,7 @@ from guard.rule import Reads
 from guard.verdict import Calibration
 
 CARD = "card.json"
+BESIDE = "@"  # between a rule and its version in an engine's names; no rule has one
 VERSION = "version"  # the key of `Card.version` in the file
 RESTORE = "Train again or restore the folder"
 FORCE = "Run `make train` for this rule, with FORCE=1"  # which would keep an old card otherwise
@@ -124,8 +125,14 @@ def check_files(card: Card, digests: Mapping[str, str], folder: Path) -> None:
             raise GuardError(problem, where=folder, got=got, remedy=RESTORE)
 
 
-def check_rule(card: Card, rule: str, folder: Path) -> None:
+def rule_of(name: str) -> str:
+    """The rule of what an engine serves: of RULE, and of RULE@VERSION beside it."""
+    return name.partition(BESIDE)[0]
+
+
+def check_rule(card: Card, name: str, folder: Path) -> None:
     """The verdicts of another rule's card would pass for this one's."""
+    rule = rule_of(name)
     if card.rule != rule:
         problem = f"the weights are not of the rule {rule!r}"
         remedy = f"Run `make train RULE={rule}`, or put the folder where its own rule's weights are"

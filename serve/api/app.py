@@ -22,11 +22,11 @@ from serve.api.input.limits import MAX_REQUESTS, BoundedBodies
 from serve.api.observe.metrics import EngineCollector, Metrics
 from serve.api.observe.record import Observer
 from serve.api.observe.requests import ObservedRequests
-from serve.api.service import FindTrained
 from serve.api.watch import watch
 from serve.engine.engines import CheckEngine
 from serve.engine.thread.engine_thread import TIMEOUT_S
 from serve.policy.rule_set import RuleSet
+from serve.registry.rollout import RolloutSource
 from serve.tenants.tenant_file import Tenants
 
 TITLE = "Centurion"
@@ -41,7 +41,7 @@ def create_app(
     tenants: Tenants | None = None,
     observers: Sequence[Observer] = (),
     is_watching: bool = False,
-    find_trained: FindTrained = lambda rule, served: None,
+    source: RolloutSource | None = None,
 ) -> FastAPI:
     """The server around an engine, which it drives from a thread of its own while it runs.
 
@@ -60,7 +60,7 @@ def create_app(
     app.state.metrics = Metrics(cards)
     # The counters last: what another observer fails to note is not answered, so not counted.
     observers = (*observers, app.state.metrics)
-    app.state.service = EngineService(engine, timeout_s, observers, cards, find_trained)
+    app.state.service = EngineService(engine, timeout_s, observers, cards, source)
     app.state.is_watching = is_watching
     catalogue = Catalogue(cards, rule_sets or {})
     put_in_front(app, catalogue, tenants, timeout_s, app.state.metrics)
@@ -100,6 +100,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Take checks until the server stops."""
     service: EngineService = app.state.service
     service.start()
+    await service.adopt()
     metrics: Metrics = app.state.metrics
     collector = EngineCollector(service.thread, metrics.rules)
     metrics.registry.register(collector)

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
 from guard.conversation.example import Message
+from guard.errors import GuardError
 from guard.weights.card import Card, check_rule, read_card
 from serve.api.access import Caller
 from serve.api.observe.record import Observer
-from serve.api.service import POLL_S, CheckService, FindTrained, not_trained
+from serve.api.service import POLL_S, CheckService, not_trained
 from serve.engine import Check
 from serve.engine.engines import CheckEngine
 from serve.engine.refusals import too_late
 from serve.engine.thread.engine_thread import TIMEOUT_S, EngineThread
+from serve.registry.rollout import Rollout, RolloutSource, Trial, trial_name
 
 
 class EngineService(CheckService):
     """An engine, driven from a thread of its own between `start` and `close`.
 
     A check has `timeout_s` seconds. `cards`, by default the engine's, are kept as the rules are
-    served now. `find_trained` finds the folder of a rule's weights as they are to be served.
+    served now. The `source` says what of each rule is to be served.
     """
 
     def __init__(
@@ -34,13 +36,16 @@ class EngineService(CheckService):
         timeout_s: float = TIMEOUT_S,
         observers: Sequence[Observer] = (),
         cards: dict[str, Card] | None = None,
-        find_trained: FindTrained = lambda rule, served: None,
+        source: RolloutSource | None = None,
     ) -> None:
         self._served: dict[str, Card] = dict(engine.rules) if cards is None else cards
-        super().__init__(self._served, observers)
+        super().__init__(self._served, observers, source)
+        self._trials: dict[str, set[str]] = {}  # what the engine has beside each rule's champion
+        for rule in self._served:
+            with contextlib.suppress(GuardError):  # a merged base's has no folder
+                self.rollouts[rule] = Rollout(folder=engine.folder(rule))
         self._engine = engine
         self._timeout_s = timeout_s
-        self._find_trained = find_trained
         self.thread: EngineThread  # from `start` on
         self._changing = asyncio.Lock()  # one rule after the other
 
@@ -57,30 +62,59 @@ class EngineService(CheckService):
 
     def _started_again(self) -> None:
         """Take over the cards of the restarted engine, which has read the weights again."""
-        self._served.update(self._engine.rules)
+        for name, card in self._engine.rules.items():
+            if name in self._served:
+                self._served[name] = card
 
-    def folder(self, rule: str) -> Path:
-        return self._find_trained(rule, self._served[rule]) or self._engine.folder(rule)
+    def wanted(self, rule: str) -> Rollout:
+        found = self._source.find(rule, self._served[rule])
+        return found or Rollout(folder=self._engine.folder(rule))
 
-    async def serve(self, rule: str, folder: Path | None = None) -> Card:
-        """As `CheckService.serve`, or by the weights in `folder`."""
+    async def serve(self, rule: str, rollout: Rollout | None = None) -> Card:
+        """As `CheckService.serve`, or as `rollout` says."""
+        is_given = rollout is not None
         async with self._changing:
-            if folder is None:
-                folder = await asyncio.to_thread(self._find_trained, rule, self._served.get(rule))
-                if folder is None and rule not in self._served:
-                    raise not_trained(rule, self._served)
-            weights_folder = folder or self._engine.folder(rule)
-            card = await asyncio.to_thread(read_card, weights_folder)
-            check_rule(card, rule, weights_folder)
-            await asyncio.wrap_future(self.thread.serve_rule(rule, folder))
+            if rollout is None:
+                rollout = await asyncio.to_thread(self._source.find, rule, self._served.get(rule))
+            if rollout is None and rule not in self._served:
+                raise not_trained(rule, self._served)
+            wanted = rollout or Rollout(folder=self._engine.folder(rule))
+            card = await asyncio.to_thread(read_card, wanted.folder)
+            check_rule(card, rule, wanted.folder)
+            trials = self._trials.setdefault(rule, set())
+            if wanted.trial is not None:
+                await self._load_trial(rule, wanted.trial)
+            before = self.rollouts.get(rule)
+            is_same = before is not None and before.folder == wanted.folder
+            is_asked_again = not is_given and before == wanted
+            if is_asked_again or not is_same or card != self._served.get(rule):
+                await asyncio.wrap_future(self.thread.serve_rule(rule, wanted.folder))
+            self.rollouts[rule] = wanted
             self._served[rule] = self._engine.rules[rule]
+            wanted_name = wanted.trial and trial_name(rule, wanted.trial.version)
+            for name in trials - {wanted_name}:
+                await asyncio.wrap_future(self.thread.remove_rule(name))
+                trials.discard(name)
             return self._served[rule]
+
+    async def _load_trial(self, rule: str, trial: Trial) -> None:
+        name = trial_name(rule, trial.version)
+        if name not in self._trials[rule]:
+            check_rule(await asyncio.to_thread(read_card, trial.folder), rule, trial.folder)
+            await asyncio.wrap_future(self.thread.serve_rule(name, trial.folder))
+            self._trials[rule].add(name)
+
+    async def _unload_trial(self, rule: str) -> None:
+        await self.serve(rule, self.rollouts[rule])
 
     async def remove(self, rule: str) -> Card:
         async with self._changing:
             if len(self._served) == 1:
                 raise HTTPException(409, f"{rule!r} is the last rule; stop the server instead")
             await asyncio.wrap_future(self.thread.remove_rule(rule))
+            del self.rollouts[rule]
+            for name in self._trials.pop(rule, ()):
+                await asyncio.wrap_future(self.thread.remove_rule(name))
             return self._served.pop(rule)
 
     async def _answer(

@@ -1,7 +1,7 @@
 """Checks as every wire format asks for them, and what their verdicts mean together.
 
 Knows nothing of any format, nor of what answers: an engine of this process (`engine_service.py`),
-or those of others (`serve/cluster/shards`).
+or those of others (`serve/cluster/service.py`).
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple, Self
 
 from fastapi import Request
@@ -28,16 +27,19 @@ from serve.api.catalogue import Catalogue
 from serve.api.errors import Unjudged
 from serve.api.input.limits import TEXTS_AT_ONCE
 from serve.api.observe.record import CheckRecord, Observer, Purpose
+from serve.api.rollouts import Assignment, SettledCheck
+from serve.api.session import SESSION_HEADER, conversation_key
 from serve.engine import Check, Refusal
 from serve.engine.codes import code_of
 from serve.engine.refusals import too_late
 from serve.policy.logic import Decision
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling
+from serve.registry.gate import TrialGate
+from serve.registry.rollout import Rollout, RolloutSource
 
 log = logging.getLogger(__name__)
 
-FindTrained = Callable[[str, Card | None], Path | None]  # by the card that serves the rule
 NOTHING_SAID = "there is no text to judge"
 POLL_S = 0.5  # how often a check looks whether its caller is still connected
 
@@ -70,21 +72,32 @@ class SeveralChecks(NamedTuple):
 class Question:
     """What conversations are put to: a rule set, and `metadata` that its conditions read.
 
-    Conversations of different `cache_salt` share nothing in the cache.
+    Conversations of different `cache_salt` share nothing in the cache. `within` is the conversation
+    that a part of one is of.
     """
 
     rule_set: RuleSet
     metadata: Mapping[str, str] | None = None
     cache_salt: str | None = None
     purpose: Purpose = "answer"
+    within: Sequence[Message] | None = None
 
 
 class CheckService(ABC):
     """Puts conversations to rules, and tells the observers of each check when it is over."""
 
-    def __init__(self, cards: Mapping[str, Card], observers: Sequence[Observer] = ()) -> None:
+    def __init__(
+        self,
+        cards: Mapping[str, Card],
+        observers: Sequence[Observer] = (),
+        source: RolloutSource | None = None,
+    ) -> None:
         self.cards = cards
+        self.rollouts: dict[str, Rollout] = {}  # what of each rule is served
         self._observers = tuple(observers)
+        self._source = source or RolloutSource()
+        self._gates: dict[str, TrialGate] = {}  # by the versions on trial
+        self._aborting: set[asyncio.Task[None]] = set()
 
     @classmethod
     def of(cls, request: Request) -> Self:
@@ -95,12 +108,12 @@ class CheckService(ABC):
     def text_tokens(self, text: str) -> int: ...
 
     @abstractmethod
-    def folder(self, rule: str) -> Path:
-        """Where training leaves a rule's weights. Raises GuardError if it has no folder."""
+    def wanted(self, rule: str) -> Rollout:
+        """What of a rule is to be served now. Raises GuardError if it has no folder."""
 
     @abstractmethod
     async def serve(self, rule: str) -> Card:
-        """Serve a rule by its weights as they are in its folder now; its card.
+        """Serve a rule as it is to be served now; the card of its champion.
 
         Checks under way end as they began. Raises HTTPException 404 for a rule that is neither
         served nor trained, and GuardError, with all as before, if its weights cannot be served.
@@ -111,6 +124,10 @@ class CheckService(ABC):
         """Stop serving a rule; the card that it had. Checks under way end with it. Raises
         HTTPException 409 for one that must stay, and GuardError for what cannot be removed.
         """
+
+    @abstractmethod
+    async def _unload_trial(self, rule: str) -> None:
+        """Have what answers forget the version that is on trial no longer."""
 
     @abstractmethod
     async def _answer(
@@ -125,6 +142,19 @@ class CheckService(ABC):
     def close(self) -> None:
         for observer in self._observers:
             observer.close()
+
+    async def adopt(self) -> None:
+        """Serve every rule as it is to be served; the log says what cannot be."""
+        for rule, rollout in list(self.rollouts.items()):
+            wanted = await asyncio.to_thread(self.wanted, rule)
+            if wanted == rollout:
+                continue
+            try:
+                await self.serve(rule)
+            except GuardError as error:
+                log.error("the rule %s is not served as it is to be: %s", rule, error)
+                # What may not decide must not, whatever else failed.
+                self.rollouts[rule] = rollout.model_copy(update={"mode": wanted.mode})
 
     async def check(
         self, request: Request, messages: Sequence[Message], question: Question
@@ -149,22 +179,62 @@ class CheckService(ABC):
                 record = replace(record, cards=_served(caller.catalogue, rules))
                 if says_nothing(messages):  # no engine is asked
                     refusal = Refusal("conversation", NOTHING_SAID, "nothing_said")
-                    answered = Check((), dict.fromkeys(rules, refusal), 0, 0, 0.0)
+                    settled = SettledCheck(Check((), dict.fromkeys(rules, refusal), 0, 0, 0.0))
                 else:
-                    answered = await self._answer(request, messages, rules, question.cache_salt)
-            check = _without_internals(answered)
+                    settled = await self._judged(request, messages, question)
+            check = _without_internals(settled.check)
         except BaseException as error:
             self._tell(replace(record, failure=code_of(error)), clock)
             raise
         decision = question.rule_set.decide(rulings_of(check), question.metadata or {})
-        self._tell(replace(record, check=check, decision=decision), clock)
+        record = replace(record, check=check, decision=decision, said=settled.said)
+        self._watch_trials(self._tell(record, clock))
         return DecidedCheck(check, decision)
 
-    def _tell(self, record: CheckRecord, clock: float) -> None:
+    async def _judged(
+        self, request: Request, messages: Sequence[Message], question: Question
+    ) -> SettledCheck:
+        """What the versions say that are to judge the conversation now."""
+        caller, salt = Caller.of(request), question.cache_salt
+        session = request.headers.get(SESSION_HEADER, "")
+        tenant = caller.tenant.name if caller.tenant else ""
+        key = conversation_key(question.within or messages, salt, session, tenant)
+        is_answer = question.purpose == "answer"
+        asked = Assignment(self.rollouts, question.rule_set.rules, key, is_answer=is_answer)
+        check = Check((), {}, 0, 0, 0.0)
+        if names := asked.names:
+            check = await self._answer(request, messages, names, salt)
+        return asked.settled(check)
+
+    def _watch_trials(self, record: CheckRecord) -> None:
+        """Take back what a version's gate takes back: here at once, then wherever it is noted."""
+        for trial, champion in record.trials():
+            rollout = self.rollouts.get(trial.rule)
+            if rollout is None or rollout.trial is None or rollout.trial.version != trial.version:
+                continue
+            gate = self._gates.setdefault(trial.version, TrialGate(rollout.trial.gate))
+            reason = gate.saw(champion.violates, trial.violates, record.latency_s)
+            if reason is not None:
+                log.warning("%s of %s is taken back: %s", trial.version[:12], trial.rule, reason)
+                self.rollouts[trial.rule] = rollout.model_copy(update={"trial": None})
+                del self._gates[trial.version]
+                task = asyncio.create_task(self._abort(trial.rule, trial.version, reason))
+                self._aborting.add(task)
+                task.add_done_callback(self._aborting.discard)
+
+    async def _abort(self, rule: str, version: str, reason: str) -> None:
+        try:
+            await asyncio.to_thread(self._source.abort, self.cards[rule], version, reason)
+        except Exception:  # it is asked no longer, and after a restart it would be
+            log.exception("that a version of %s was taken back could not be noted", rule)
+        await self._unload_trial(rule)
+
+    def _tell(self, record: CheckRecord, clock: float) -> CheckRecord:
         """Tell the observers of a check that began at `clock`, by time.perf_counter."""
         record = replace(record, latency_s=time.perf_counter() - clock)
         for observer in self._observers:
             observer.checked(record)
+        return record
 
     async def check_each(
         self, request: Request, conversations: Sequence[Sequence[Message]], question: Question
@@ -306,7 +376,8 @@ def _without_internals(check: Check) -> Check:
 
 
 def rulings_of(check: Check) -> dict[str, Ruling]:
-    rulings = dict.fromkeys(check.refused, Ruling.UNJUDGED)
+    rulings = dict.fromkeys(check.undecided, Ruling.ALLOW)
+    rulings |= dict.fromkeys(check.refused, Ruling.UNJUDGED)
     for verdict in check.verdicts:
         rulings[verdict.rule] = Ruling(verdict.word)
     return rulings

@@ -5,20 +5,25 @@ of HTTP.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections import defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 
 from guard.errors import GuardError
-from guard.weights.card import read_card
+from guard.weights.card import Card, read_card
 from serve.api.service import CheckService
 from serve.engine.refusals import Overloaded
+from serve.registry.rollout import Rollout
 
 log = logging.getLogger(__name__)
 
-INTERVAL_S = 2.0
+INTERVAL_S = 0.5
+LOOKS_PER_FILE_LOOK = 4
 UNREAD_LOOKS = 2
+FIRST_PAUSE_S = 4.0
 MAX_PAUSE_S = 300.0  # before what there is no room for is tried again
 
 # Of each file its name, size and time of change in ns: what changes with its content.
@@ -27,83 +32,95 @@ FilesOfRule = frozenset[tuple[str, int, int]]
 
 @dataclass
 class WatchedRule:
-    """What the looks at a rule's folder and the tries to serve it have found."""
+    """What the looks at a rule and the tries to serve it have found."""
 
-    files: FilesOfRule | None = None  # of the last look, if the card is another than is served
-    refused: FilesOfRule | None = None
+    # What is to be served, or the files of the last look, if that is another than is served.
+    found: Rollout | FilesOfRule | None = None
+    refused: Rollout | FilesOfRule | None = None
     unread_looks: int = 0
     pause_s: float = 0.0  # before what there was no room for is tried again
     not_before: float = 0.0  # by time.monotonic
 
     @property
     def is_due(self) -> bool:
-        return self.files != self.refused and time.monotonic() >= self.not_before
+        return self.found != self.refused and time.monotonic() >= self.not_before
 
 
 async def watch(service: CheckService, interval_s: float = INTERVAL_S) -> None:
     """Look every `interval_s` seconds, until cancelled.
 
-    A rule is served by its new files once two looks find them the same: before, they may still be
-    copied. What cannot be served is tried again when its files are others, and the log says why;
-    what there is no room for, after a pause, which doubles each time: a cluster holds its checks
-    for every try. A card that cannot be read at two looks is not just being written: it is logged
-    once, as is why a look fails.
+    What the registry says is served at once. A rule that has no version is served by its new files
+    once two looks find them the same: before, they may still be copied. What cannot be served is
+    tried again when its files are others, and the log says why; what there is no room for, after a
+    pause, which doubles each time: a cluster holds its checks for every try. A card that cannot be
+    read at two looks is not just being written: it is logged once, as is why a look fails.
     """
     watched: defaultdict[str, WatchedRule] = defaultdict(WatchedRule)
     logged: str | None = None  # why a look failed
-    while True:
+    for look in itertools.count():
         await asyncio.sleep(interval_s)
         try:
-            copied = await asyncio.to_thread(_look, service, watched)
+            sees_files = look % LOOKS_PER_FILE_LOOK == 0
+            due = await asyncio.to_thread(_look, service, watched, sees_files=sees_files)
         except Exception as error:  # rules that another thread changed meanwhile, for example
             if repr(error) != logged:
                 log.exception("whether versions were published is seen %g s later", interval_s)
             logged = repr(error)
             continue
-        for rule in copied:
+        for rule in due:
             if rule in service.cards and watched[rule].is_due:
                 await _serve(service, rule, watched[rule])
 
 
-def _look(service: CheckService, watched: defaultdict[str, WatchedRule]) -> list[str]:
-    """The rules with another card than is served, whose files the last look found the same."""
-    copied: list[str] = []
+def _look(
+    service: CheckService, watched: defaultdict[str, WatchedRule], *, sees_files: bool
+) -> list[str]:
+    """The rules that are to be served otherwise, of which nothing is still being copied."""
+    due: list[str] = []
     for rule, served in list(service.cards.items()):
         state = watched[rule]
-        before, state.files = state.files, None
         try:
-            folder = service.folder(rule)
-        except GuardError:  # it has none
+            wanted = service.wanted(rule)
+        except GuardError:  # it has no folder
             continue
-        try:
-            statuses = [(path.name, path.stat()) for path in folder.iterdir()]
-            card = read_card(folder)
-        except (GuardError, OSError) as error:
-            state.unread_looks += 1
-            if state.unread_looks == UNREAD_LOOKS:
-                log.error("the rule %s is served as before: %s", rule, error)
-            continue
-        state.unread_looks = 0
-        if card != served:
-            files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in statuses]
-            state.files = frozenset(files)
-            if state.files == before:
-                copied.append(rule)
-    return copied
+        if wanted != service.rollouts.get(rule):
+            state.found = wanted
+            due.append(rule)
+        elif sees_files and _has_new_files(wanted.folder, served, state):
+            due.append(rule)
+    return due
+
+
+def _has_new_files(folder: Path, served: Card, state: WatchedRule) -> bool:
+    """Whether the folder has another card than is served, and the last look found the same."""
+    before, state.found = state.found, None
+    try:
+        statuses = [(path.name, path.stat()) for path in folder.iterdir()]
+        card = read_card(folder)
+    except (GuardError, OSError) as error:
+        state.unread_looks += 1
+        if state.unread_looks == UNREAD_LOOKS:
+            log.error("the rule %s is served as before: %s", served.rule, error)
+        return False
+    state.unread_looks = 0
+    if card == served:
+        return False
+    state.found = frozenset((name, stat.st_size, stat.st_mtime_ns) for name, stat in statuses)
+    return state.found == before
 
 
 async def _serve(service: CheckService, rule: str, state: WatchedRule) -> None:
-    """Serve the rule by its weights as they are now; the log says what came of it."""
-    pause_s, state.pause_s = 2 * (state.pause_s or INTERVAL_S), 0.0
+    """Serve the rule as it is to be now; the log says what came of it."""
+    pause_s, state.pause_s = 2 * (state.pause_s or FIRST_PAUSE_S / 2), 0.0
     try:
         await service.serve(rule)
-        log.info("the rule %s is served by its new weights", rule)
+        log.info("the rule %s is served as it is to be now", rule)
     except Overloaded as error:
         state.pause_s = min(MAX_PAUSE_S, pause_s)
         state.not_before = time.monotonic() + state.pause_s
         log.warning("the rule %s is put off for %g s: %s", rule, state.pause_s, error)
     except GuardError as error:
-        state.refused = state.files
+        state.refused = state.found
         log.error("the rule %s is served as before: %s", rule, error)
     except Exception:  # a rule that was removed meanwhile, for example
         log.exception("the rule %s is served as before", rule)

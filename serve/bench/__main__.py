@@ -29,7 +29,6 @@ BENCHES: dict[str, str] = {
     "http": "serve.bench.http",
     "adapters": "serve.bench.fleet",
     "fleet": "serve.bench.fleet",
-    "race": "serve.bench.race",
     "calibrate": "serve.bench.calibrate",
 }
 OFFER = "--offer="  # what make offers to every benchmark: `--offer=wide` for `--wide`

@@ -108,7 +108,7 @@ def add_count(parser: argparse.ArgumentParser, flag: str, default: int, text: st
 
 
 class BenchCommand(ABC):
-    """What `python -m serve.bench NAME` runs: a grid, or what is none (`race`, `calibrate`).
+    """What `python -m serve.bench NAME` runs: a grid, or what is none (`calibrate`).
     `summary` and `duration` (on two cores, with the tiny base) stand in the list.
     """
 

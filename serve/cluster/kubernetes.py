@@ -12,9 +12,8 @@ trained meanwhile. Imports Ray.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,17 +28,17 @@ from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, validate
 from guard.layout import Runs
 from serve.cluster.log import log_into
-from serve.cluster.ray_pool import DEPLOYMENT, FINISHING_S, QUIET, RayPool, guard_deployment
+from serve.cluster.ray_pool import FINISHING_S, QUIET, RayPool, guard_deployment
 from serve.cluster.served import ServedOptions
-from serve.cluster.shards.placement import split
-from serve.cluster.shards.shard import UNUSED_S
+from serve.cluster.service import UNUSED_S
 from serve.cluster.size import ReplicaRange
 from serve.cluster.snapshots import Snapshots, version_of
 from serve.cluster.start import app_in_front
 from serve.engine.thread.engine_thread import TIMEOUT_S
 from serve.observers import open_observers
 from serve.policy.rule_set import load_rule_sets
-from serve.selection import Selection, find_trained, served_parts
+from serve.registry.rollout import Rollout
+from serve.selection import RegisteredRollouts, Selection, served_parts
 from serve.tenants.tenant_file import load_tenants
 
 MAX_AT_INGRESS = 10_000  # the ingress's own limits are lower, and answer in the wire format
@@ -58,9 +57,8 @@ class ApplicationArguments(Strict):
     rules: str | None = None
     method: str | None = None
     runs: SharedPath
-    replicas: str = "2"  # of each shard
+    replicas: str = "2"
     scale_down: float | None = Field(default=None, gt=0)
-    shards: int = Field(default=1, ge=1)
     timeout: float = Field(default=TIMEOUT_S, gt=0)
     rule_sets: SharedPath | None = None
     tenants: SharedPath | None = None
@@ -81,7 +79,7 @@ class ApplicationArguments(Strict):
 
     @property
     def size(self) -> ReplicaRange:
-        """How many replicas each shard has. Raises GuardError for `scale_down` without a range."""
+        """How many replicas there are. Raises GuardError for `scale_down` without a range."""
         size = ReplicaRange.parse(self.replicas)
         if self.scale_down is None:
             return size
@@ -94,11 +92,11 @@ class ApplicationArguments(Strict):
 
 @dataclass(frozen=True)
 class IngressOptions:
-    """What an ingress needs beside the replicas. `snapshots` has one entry for each shard."""
+    """What an ingress needs beside the replicas."""
 
     selection: Selection
     served: ServedOptions
-    snapshots: Sequence[Snapshots]
+    snapshots: Snapshots
     is_watching: bool
     most_replicas: int
 
@@ -106,22 +104,22 @@ class IngressOptions:
 class ServedIngress:
     """The ingress as a Ray deployment. Ray asks it for its app."""
 
-    def __init__(self, shards: Sequence[DeploymentHandle], options: IngressOptions) -> None:
-        self._shards = shards
+    def __init__(self, replicas: DeploymentHandle, options: IngressOptions) -> None:
+        self._replicas = replicas
         self._options = options
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The app in front of the replicas. It serves the rules of the snapshots."""
         options, served = self._options, self._options.served
         log_into(served.log)  # as replicas log: without the text of requests
-        _note_beginning(options.snapshots[0])
+        _note_beginning(options.snapshots)
         return app_in_front(
-            [RayPool(handle) for handle in self._shards],
+            RayPool(self._replicas),
             options.snapshots,
             served,
             observers=open_observers(served.audit_log, served.traces),
             is_watching=options.is_watching,
-            find_trained=find_trained(options.selection, served.parts),
+            source=RegisteredRollouts(options.selection, served.parts),
             most_replicas=options.most_replicas,
         )
 
@@ -131,12 +129,8 @@ def build(args: dict[str, Any]) -> serve.Application:
     arguments = validate(args, ApplicationArguments, where="args of the application")
     options = _ingress_options(arguments)
     resources = {"num_cpus": arguments.cpus, "num_gpus": arguments.gpus}
-    served = options.served.for_replicas(arguments.shards)
-    shards: list[serve.Application] = []
-    for number, snapshots in enumerate(options.snapshots):
-        name = f"{DEPLOYMENT}-{number}"
-        deployment = guard_deployment(arguments.size, resources, name, arguments.timeout)
-        shards.append(deployment.bind(served, snapshots))
+    deployment = guard_deployment(arguments.size, resources, arguments.timeout)
+    replicas = deployment.bind(options.served, options.snapshots)
     ingress = serve.deployment(
         serve.ingress()(ServedIngress),
         name="ingress",
@@ -146,11 +140,10 @@ def build(args: dict[str, Any]) -> serve.Application:
         ray_actor_options={"num_cpus": 1},
         logging_config=QUIET,
     )
-    return ingress.bind(shards, options)
+    return ingress.bind(replicas, options)
 
 
 def _ingress_options(arguments: ApplicationArguments) -> IngressOptions:
-    arguments.size.check_processes(arguments.shards)
     runs = Runs(arguments.runs)
     selection = Selection(arguments.model, arguments.rules, arguments.method, runs=runs)
     served = ServedOptions(
@@ -159,40 +152,31 @@ def _ingress_options(arguments: ApplicationArguments) -> IngressOptions:
         audit_log=arguments.audit_log,
         traces=arguments.traces,
     )
-    snapshots = _served_last(arguments.runs / COPIES, split(served.folders, arguments.shards))
+    snapshots = _served_last(arguments.runs / COPIES, served.folders)
     # A rule set may name a rule that an administrator added or removed after the start. A removed
     # rule is unjudged. It must not keep the ingress from starting again.
-    names = dict.fromkeys(served.folders)
-    for noted in snapshots:
-        names |= dict.fromkeys(noted.read())
+    names = dict.fromkeys(served.folders) | dict.fromkeys(snapshots.read())
     rule_sets = load_rule_sets(arguments.rule_sets, names) if arguments.rule_sets else {}
     tenants = load_tenants(arguments.tenants, rule_sets) if arguments.tenants else None
     served = replace(served, rule_sets=rule_sets, tenants=tenants)
     return IngressOptions(selection, served, snapshots, arguments.watch, arguments.size.high)
 
 
-def _served_last(root: Path, shards: Sequence[Mapping[str, Path]]) -> list[Snapshots]:
-    """The copies that each shard serves.
+def _served_last(root: Path, folders: Mapping[str, Path]) -> Snapshots:
+    """The copies that are served.
 
     An application that begins like the one before it serves the copies that this one served last.
-    Any other application serves new copies. The notes of all shards belong to one beginning. So no
-    rule can be on two shards.
+    Any other application serves new copies.
     """
     copies = Snapshots(root)
-    first_copies: list[dict[str, Path]] = []
-    for folders in shards:
-        first_copies.append({rule: copies.keep(folder) for rule, folder in folders.items()})
-    versions = "-".join(version_of(shard_copies) for shard_copies in first_copies)
-    beginning = hashlib.sha256(versions.encode()).hexdigest()[:16]
+    first = {rule: Rollout(folder=copies.keep(folder)) for rule, folder in folders.items()}
+    beginning = version_of(first)[:16]
     before = _beginnings(root)
     goes_on = not before or before[0] == beginning
-    served: list[Snapshots] = []
-    for number, shard_copies in enumerate(first_copies):
-        snapshots = Snapshots(root, f"served-{number}-{beginning}.json")
-        if not (goes_on and snapshots.note.is_file()):
-            snapshots.write(shard_copies)
-        served.append(snapshots)
-    return served
+    snapshots = Snapshots(root, f"served-{beginning}.json")
+    if not (goes_on and snapshots.note.is_file()):
+        snapshots.write(first)
+    return snapshots
 
 
 def _beginnings(root: Path) -> list[str]:

@@ -181,46 +181,38 @@ def _lost(error: BaseException) -> ReplicaLost:
 def deployed_replicas(
     size: ReplicaRange,
     start_app: StartApp,
-    shards: Sequence[Snapshots],
+    snapshots: Snapshots,
     timeout_s: float = TIMEOUT_S,
-) -> Iterator[list[RayPool]]:
-    """For each of the shards, replicas of what its snapshots say is served, on the Ray that runs.
+) -> Iterator[RayPool]:
+    """Replicas of what the snapshots say is served, on the Ray that runs.
 
     A check has `timeout_s` seconds. Raises GuardError if a replica does not start.
     """
-    options = actor_options(size.high * len(shards))
-    targets: list[serve.RunTarget] = []
+    deployment = guard_deployment(size, actor_options(size.high), timeout_s)
+    application = deployment.bind(start_app, snapshots)
     with contextlib.ExitStack() as until_ended:
-        for number, snapshots in enumerate(shards):
-            application = guard_deployment(size, options, timeout_s=timeout_s)
-            name = f"{APPLICATION}-{number}"
-            targets.append(
-                serve.RunTarget(application.bind(start_app, snapshots), name, None, QUIET)
-            )
-            until_ended.callback(_delete, name)
+        until_ended.callback(_delete)
         try:
-            handles = serve.run_many(targets)
+            handle = serve.run(
+                application, name=APPLICATION, route_prefix=None, logging_config=QUIET
+            )
         except RuntimeError as error:
             raise _not_started() from error
-        for handle in handles:
-            # Its thread pushes metrics, and would after the end of Ray too.
-            until_ended.callback(handle.shutdown)
-        yield [RayPool(handle) for handle in handles]
+        # Its thread pushes metrics, and would after the end of Ray too.
+        until_ended.callback(handle.shutdown)
+        yield RayPool(handle)
 
 
-def _delete(application: str) -> None:
+def _delete() -> None:
     """Replicas end as they do when there are to be fewer of them; the rest ends with Ray."""
     with contextlib.suppress(RayError, RayServeException, TimeoutError):
-        serve.delete(application)
+        serve.delete(APPLICATION)
 
 
 def guard_deployment(
-    size: ReplicaRange,
-    options: dict[str, Any],
-    name: str = DEPLOYMENT,
-    timeout_s: float = TIMEOUT_S,
+    size: ReplicaRange, options: dict[str, Any], timeout_s: float = TIMEOUT_S
 ) -> serve.Deployment:
-    """A shard's replicas; `options` are Ray's for each process, a check has `timeout_s` seconds."""
+    """The replicas; `options` are Ray's for each process, a check has `timeout_s` seconds."""
     number: dict[str, Any] = {"num_replicas": size.low}
     if not size.is_fixed:
         number = {
@@ -236,7 +228,7 @@ def guard_deployment(
         }
     return serve.deployment(
         RayReplica,
-        name=name,
+        name=DEPLOYMENT,
         max_ongoing_requests=MAX_ONGOING,
         max_queued_requests=MAX_QUEUED,
         health_check_period_s=HEALTH_PERIOD_S,
@@ -259,7 +251,7 @@ def actor_options(processes: int) -> dict[str, Any]:
         return {"num_cpus": 1}
     if processes > gpus:
         problem = f"a replica takes a GPU, and there are {gpus}"
-        raise GuardError(problem, got=processes, remedy="Ask for fewer with REPLICAS= and SHARDS=")
+        raise GuardError(problem, got=processes, remedy="Ask for fewer with REPLICAS=")
     return {"num_cpus": 1, "num_gpus": 1}
 
 

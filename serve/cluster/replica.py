@@ -31,6 +31,7 @@ from serve.cluster.messages import (
 )
 from serve.cluster.snapshots import Snapshots, version_of
 from serve.engine.codes import code_of
+from serve.registry.rollout import Rollout
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class ServedApp(NamedTuple):
 # Starts an engine that serves rules from these folders, by name, and the app around it.
 StartApp = Callable[[Mapping[str, Path]], ServedApp]
 
-CHANGING = Path("changing")  # the folder of a rule that is being changed: no copy has this name
+CHANGING = Rollout(folder=Path("changing"))  # of a rule that is being changed: no copy's name
 
 
 class GuardReplica:
@@ -58,7 +59,7 @@ class GuardReplica:
         self._name = name
         self._start_app = start_app
         self._snapshots = snapshots
-        self._served: dict[str, Path] = {}
+        self._served: dict[str, Rollout] = {}
         self._changing = asyncio.Lock()
         self._failure: GuardError | None = None
         self._until_closed = contextlib.AsyncExitStack()
@@ -76,11 +77,15 @@ class GuardReplica:
 
     async def start(self) -> None:
         """Load what is served, and take checks. Raises GuardError if that cannot be loaded."""
-        self._served = dict(self._snapshots.read())
+        self._served = self._snapshots.read()
+        champions = {rule: rollout.folder for rule, rollout in self._served.items()}
         async with contextlib.AsyncExitStack() as on_failure:
-            self._app, close = await asyncio.to_thread(self._start_app, self._served)
+            self._app, close = await asyncio.to_thread(self._start_app, champions)
             on_failure.callback(close)
             await on_failure.enter_async_context(self._app.router.lifespan_context(self._app))
+            for rule, rollout in self._served.items():
+                if rollout.is_on_trial:
+                    await self.service.serve(rule, rollout)
             self._until_closed = on_failure.pop_all()
 
     async def close(self) -> None:
@@ -122,13 +127,13 @@ class GuardReplica:
                 retry_after_s=retry_after_s(error),
             )
 
-    async def switch(self, rule: str, folder: Path | None) -> ReplicaAnswer:
-        """Serve a rule from this folder, or without one no longer. If that is refused, the answer
+    async def switch(self, rule: str, rollout: Rollout | None) -> ReplicaAnswer:
+        """Serve a rule as this says, or without it no longer. If that is refused, the answer
         says why, and all is served as before.
         """
         async with self._changing:
             try:
-                await self._set(rule, folder)
+                await self._set(rule, rollout)
             except GuardError as error:
                 log.error("the rule %s is served as before: %s", rule, error)
                 return ReplicaAnswer(self._name, error=str(error))
@@ -159,10 +164,10 @@ class GuardReplica:
             if self.version == version:
                 return
             try:
-                noted_folders = self._snapshots.read()
-                for rule, folder in noted_folders.items():
-                    await self._set(rule, folder)
-                for rule in set(self._served) - set(noted_folders):
+                noted = self._snapshots.read()
+                for rule, rollout in noted.items():
+                    await self._set(rule, rollout)
+                for rule in set(self._served) - set(noted):
                     await self._set(rule, None)
                 if self.version != version:
                     raise GuardError(
@@ -176,24 +181,24 @@ class GuardReplica:
                 log.error("%s", self._failure)
                 raise self._failure from error
 
-    async def _set(self, rule: str, folder: Path | None) -> None:
+    async def _set(self, rule: str, rollout: Rollout | None) -> None:
         before = self._served.get(rule)
-        if before == folder:
+        if before == rollout:
             return
         # A check that comes now would be answered behind the change, by the new weights: no version
         # is served until it is over, nor after one that was cancelled, wherever that had come to.
         self._served[rule] = CHANGING
         try:
-            if folder is None:
+            if rollout is None:
                 await self.service.remove(rule)
             else:
-                await self.service.serve(rule, folder)
+                await self.service.serve(rule, rollout)
         except (GuardError, HTTPException):  # the rule is served as before
             self._note(rule, before)
             raise
-        self._note(rule, folder)
+        self._note(rule, rollout)
 
-    def _note(self, rule: str, folder: Path | None) -> None:
+    def _note(self, rule: str, rollout: Rollout | None) -> None:
         del self._served[rule]
-        if folder is not None:
-            self._served[rule] = folder
+        if rollout is not None:
+            self._served[rule] = rollout

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from guard.prompt.builders import prompt_builder
 from serve.api.app import create_app
 from serve.cluster.log import log_into
 from serve.cluster.replica import ServedApp
-from serve.cluster.shards.service import CountTokens
+from serve.cluster.service import CountTokens
 from serve.engine import GuardEngine
 from serve.engine.engines import GuardEngines
 from serve.engine.prompts import Prompts
@@ -42,12 +42,6 @@ class ServedOptions:
         for part in self.parts:
             folders |= part.folders
         return folders
-
-    def for_replicas(self, shards: int) -> ServedOptions:
-        """The options of a replica; of one among several shards, which gives verdicts alone."""
-        if shards == 1:
-            return self
-        return replace(self, rule_sets={}, tenants=None, audit_log=None, traces=None)
 
     def token_counter(self) -> CountTokens:
         """A function that counts a text's tokens as the engines do, where it has most.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, replace
 
-from guard.errors import GuardError
-
 MAX_REPLICAS = 256
 
 
@@ -33,12 +31,6 @@ class ReplicaRange:
     @property
     def is_fixed(self) -> bool:
         return self.low == self.high
-
-    def check_processes(self, shards: int) -> None:
-        """Raise GuardError if `shards` shards would need more than MAX_REPLICAS processes."""
-        if self.high * shards > MAX_REPLICAS:
-            problem = f"{shards} shards of {self.high} replicas are more than {MAX_REPLICAS}"
-            raise GuardError(f"{problem} processes", remedy="Ask for fewer replicas or shards")
 
     def scaled_down_after(self, down_s: float) -> ReplicaRange:
         return replace(self, pace=replace(self.pace, down_s=down_s))

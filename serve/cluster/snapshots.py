@@ -2,7 +2,7 @@
 
 A replica that starts later must answer with the weights of the other replicas, whatever lies in a
 rule's folder by then. So every folder that is served is copied once under its card's version, and
-a file says which rule is served from which copy. Knows nothing of replicas.
+a file says how each rule is rolled out from which copies. Knows nothing of replicas.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from guard.errors import GuardError
 from guard.files.atomic import atomic_write
 from guard.files.strict_json import load_json
 from guard.method import METHODS
 from guard.weights.card import CARD, load_card
+from serve.registry.rollout import Rollout
 
 SERVED = "served.json"
 NAME_DIGITS = 32  # of a version, in the name of a copy
@@ -31,7 +33,7 @@ GONE = ".gone-"  # before that of one that is being deleted
 
 DECIDING_FILES = frozenset(itertools.chain(*(method.files for method in METHODS.values())))
 
-Folders = dict[str, Path]  # of the rules that are served, by name
+Served = dict[str, Rollout]  # what of each rule is served, by name
 
 
 class Snapshots:
@@ -69,16 +71,22 @@ class Snapshots:
 
     def keep_all(self, folders: Mapping[str, Path]) -> None:
         """Note that copies of these folders are served. Raises as `keep`."""
-        self.write({rule: self.keep(folder) for rule, folder in folders.items()})
+        self.write({rule: Rollout(folder=self.keep(folder)) for rule, folder in folders.items()})
 
-    def write(self, served: Mapping[str, Path]) -> None:
+    def keep_rollout(self, rollout: Rollout) -> Rollout:
+        """The rollout, of copies. Raises as `keep`."""
+        return _moved(rollout, self.keep)
+
+    def write(self, served: Mapping[str, Rollout]) -> None:
         """Note what is served, whole or not at all."""
         self._root.mkdir(parents=True, exist_ok=True)
         before = self.read() if self.note.is_file() else {}
-        names = {rule: folder.name for rule, folder in served.items()}
+        noted: dict[str, Any] = {}
+        for rule, rollout in served.items():
+            noted[rule] = _named(rollout).model_dump(mode="json")
         with atomic_write(self.note) as part:
-            part.write_text(json.dumps(names, indent=2) + "\n", encoding="utf-8")
-        for replaced in set(before.values()) - set(served.values()):
+            part.write_text(json.dumps(noted, indent=2) + "\n", encoding="utf-8")
+        for replaced in _folders(before) - _folders(served):
             # The note is written by now, so whatever fails here must not undo the change.
             with contextlib.suppress(OSError):
                 os.utime(replaced)  # unused from now on
@@ -92,7 +100,7 @@ class Snapshots:
         """
         noted_folders: set[str] = set()
         for note in self._root.glob("*.json"):
-            noted_folders |= set(load_json(note, remedy="Start the server again").values())
+            noted_folders |= {folder.name for folder in _folders(self._read(note))}
         for copy in self._root.iterdir():
             if not copy.is_dir() or _age_s(copy) <= unused_for_s:
                 continue
@@ -102,16 +110,43 @@ class Snapshots:
                 discarded = copy.rename(self._root / f"{GONE}{copy.name}")
                 shutil.rmtree(discarded, ignore_errors=True)
 
-    def read(self) -> Folders:
-        """The folders that are served, by rule. Raises GuardError if nothing was noted."""
-        names = load_json(self.note, remedy="Start the server again")
-        return {rule: self._root / name for rule, name in names.items()}
+    def read(self) -> Served:
+        """What is served. Raises GuardError if nothing was noted."""
+        return self._read(self.note)
+
+    def _read(self, note: Path) -> Served:
+        served: Served = {}
+        for rule, content in load_json(note, remedy="Start the server again").items():
+            named = Rollout.model_validate_json(json.dumps(content))
+            served[rule] = _moved(named, self._root.__truediv__)
+        return served
 
 
-def version_of(served: Mapping[str, Path]) -> str:
-    """The version of these rules: equal where rules, weights and thresholds are."""
-    lines = [f"{rule} {folder.name}" for rule, folder in sorted(served.items())]
+def version_of(served: Mapping[str, Rollout]) -> str:
+    """The version of these rules: equal where rules, weights, thresholds and modes are."""
+    lines = [
+        f"{rule} {_named(rollout).model_dump_json()}" for rule, rollout in sorted(served.items())
+    ]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _named(rollout: Rollout) -> Rollout:
+    """The rollout by the names of its copies alone."""
+    return _moved(rollout, lambda folder: Path(folder.name))
+
+
+def _moved(rollout: Rollout, move: Callable[[Path], Path]) -> Rollout:
+    """The rollout with other folders."""
+    changes: dict[str, object] = {"folder": move(rollout.folder)}
+    if rollout.trial is not None:
+        folder = move(rollout.trial.folder)
+        changes["trial"] = rollout.trial.model_copy(update={"folder": folder})
+    return rollout.model_copy(update=changes)
+
+
+def _folders(served: Mapping[str, Rollout]) -> set[Path]:
+    folders = {rollout.folder for rollout in served.values()}
+    return folders | {rollout.trial.folder for rollout in served.values() if rollout.trial}
 
 
 def _age_s(path: Path) -> float:

@@ -31,10 +31,16 @@ class CallerGone(GuardError):
     code: Code = "caller_gone"
 
 
-def not_served(rule: str) -> GuardError:
+class NotServed(GuardError):
+    """A rule is served no longer, or never was."""
+
+    code: Code = "not_served"
+
+
+def not_served(rule: str) -> NotServed:
     """The error of a request for the weights of a rule that no folder serves."""
     remedy = "Name a rule that is served, or train it with `make train` and serve it"
-    return GuardError("the rule is served from no folder", got=rule, remedy=remedy)
+    return NotServed("the rule is served from no folder", got=rule, remedy=remedy)
 
 
 def too_late() -> TooLate:

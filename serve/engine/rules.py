@@ -14,6 +14,7 @@ from guard.weights.card import Card
 from serve.engine.adapter import Requirements, ServableAdapter
 from serve.engine.backend import Backend, Loaded
 from serve.engine.head import ServableHead, check_size
+from serve.engine.refusals import NotServed
 
 
 class ServedRules:
@@ -62,7 +63,7 @@ class ServedRules:
         self.check_not_merged(name)
         if name not in self._served:
             remedy = did_you_mean(name, self._served) or "See the engine's rules"
-            raise GuardError(f"rule '{name}' is not served", remedy=remedy)
+            raise NotServed(f"rule '{name}' is not served", remedy=remedy)
         return self._served[name]
 
     def head(self, name: str | None) -> ServableHead | None:

@@ -76,7 +76,8 @@ class Check:
     """The verdicts of the rules that could be judged, in the order of the rules; `refused` are the
     others, by name. Of each rule that was answered, also if the answer is refused since not all
     could be read, `versions` is the version that answered, `latencies_ms` the time from submission
-    to answer.
+    to answer. No version of the `undecided` rules
+    was to decide: they allow.
     """
 
     verdicts: tuple[Verdict, ...]
@@ -86,6 +87,7 @@ class Check:
     wall_ms: float
     versions: Mapping[str, str] = field(default_factory=dict)
     latencies_ms: Mapping[str, float] = field(default_factory=dict)
+    undecided: tuple[str, ...] = ()
 
     @property
     def outcome(self) -> Literal["allow", "violation", "unjudged"]:

@@ -4,9 +4,10 @@ A version is one set of weights of a rule with its card. It never changes: its f
 `versions/ID`, and a file that two versions have in common (`make calibrate` changes the card alone)
 is stored once. Training registers a version; a person publishes it. `champion` names the version
 that is served, `candidate` the one trained last, unless that is served, `previous` the champion
-before. Events form a chain of hashes: one that was edited or taken out amid them is noticed, a cut
-end where somebody has noted the last hash. Any number of processes of one machine may use a
-registry at once, and readers of others: it is no WAL, which a read-only mount cannot read.
+before. A version may be on trial beside the champion (`rollout.py`); another champion ends that.
+Events form a chain of hashes: one that was edited or taken out amid them is noticed, a cut end
+where somebody has noted the last hash. Any number of processes of one machine may use a registry at
+once, and readers of others: it is no WAL, which a read-only mount cannot read.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import shutil
 import sqlite3
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
@@ -29,10 +31,12 @@ from typing import Any, Literal, NamedTuple
 
 from guard.errors import GuardError, choose_from
 from guard.layout import Runs
+from guard.rule import Gate
 from guard.weights.card import Card, load_card
+from serve.registry.rollout import ENFORCE, OFF, SHOWN_DIGITS, Mode, Rollout, Trial
 
 Alias = Literal["champion", "candidate", "previous"]
-EventKind = Literal["registered", "published", "rolled_back"]
+EventKind = Literal["registered", "published", "rolled_back", "mode_set", "aborted"]
 
 SCHEMA = Path(__file__).with_name("schema.sql")
 SCHEMA_VERSION = 1
@@ -48,6 +52,7 @@ RESTORE = "Restore the file from a copy; who could write it could change what is
 STALE_S = 24 * 3600.0  # after which what a killed process has left is deleted
 OF_RULE = "WHERE model = ? AND rule = ? AND method = ?"
 ALIASES = f"SELECT name, version FROM alias {OF_RULE}"
+MODES = f"SELECT is_trial, version, mode, gate FROM mode {OF_RULE}"
 VERSIONS = f"SELECT id, parent, note FROM version {OF_RULE} ORDER BY rowid"
 
 
@@ -86,6 +91,7 @@ class Event:
     actor: str
     kind: EventKind
     version: str
+    mode: str  # that it was set to, or empty
     reason: str
     hash: str
 
@@ -96,8 +102,8 @@ class Registry:
     def __init__(self, runs: Runs) -> None:
         self.root = runs.root / "registry"
         self.file = self.root / "registry.sqlite"
-        self._state = b""  # of the file, when the champions were read
-        self._champions: list[tuple[str, str, str, str]] = []
+        self._state = b""  # of the file, when the rollouts were read
+        self._rollouts: dict[RegisteredRule, Rollout] = {}
 
     def folder(self, version_id: str) -> Path:
         """Where the files of a version are."""
@@ -139,9 +145,7 @@ class Registry:
         Raises GuardError if there is no such version, it is champion already, its weights are
         damaged, or no reason is given.
         """
-        if not reason.strip():
-            remedy = 'Give it, as WHY="fewer false alarms on refunds"'
-            raise GuardError("a champion is changed for a reason", remedy=remedy)
+        _check_reason(reason)
         chosen = self.version(rule, version)
         with self._changing() as changes:
             aliases = changes.aliases(rule)
@@ -154,23 +158,81 @@ class Registry:
             changes.record(actor, kind, chosen.id, reason)
         return chosen
 
-    def champions(self, model: str, method: str) -> dict[str, Path]:
-        """The folders of the champions on a base by a method, by rule. Asked again and again, it
+    def set_mode(
+        self,
+        rule: RegisteredRule,
+        version: str,
+        mode: Mode,
+        *,
+        gate: Gate,
+        actor: str,
+        reason: str,
+    ) -> Version:
+        """Set the mode of the champion, or of another version, which is on trial from then on.
+
+        Raises GuardError if there is no such version, its weights are damaged, another one is on
+        trial, it is to be enforced and is no champion, or no reason is given.
+        """
+        _check_reason(reason)
+        chosen = self.version(rule, version)
+        with self._changing() as changes:
+            is_trial = chosen.id != changes.aliases(rule)["champion"]
+            if is_trial and mode == ENFORCE:
+                remedy = "`make publish` makes it the champion"
+                raise GuardError(f"{rule}: only a champion is enforced", got=version, remedy=remedy)
+            others = {row[1] for row in changes.run(MODES, rule) if row[0]} - {chosen.id}
+            if is_trial and others and mode.share is not None:
+                remedy = f"Take it back first: MODE=off VERSION={others.pop()[:SHOWN_DIGITS]}"
+                raise GuardError(f"{rule}: another version is on trial", got=version, remedy=remedy)
+            self._check_files(chosen)
+            changes.set_mode(rule, chosen.id, mode, gate, is_trial=is_trial)
+            changes.record(actor, "mode_set", chosen.id, reason, str(mode))
+        return chosen
+
+    def abort(self, rule: RegisteredRule, version: str, *, actor: str, reason: str) -> None:
+        """Take a version on trial back; nothing changes where it is on trial no longer."""
+        with self._changing() as changes:
+            if (1, version) in {row[:2] for row in changes.run(MODES, rule)}:
+                changes.set_mode(rule, version, OFF, Gate(), is_trial=True)
+                changes.record(actor, "aborted", version, reason, str(OFF))
+
+    def rollout(self, rule: RegisteredRule) -> Rollout | None:
+        """What of a rule is to be served; None if it has no version. Asked again and again, it
         reads the file when it has changed.
         """
+        self._read_changes()
+        return self._rollouts.get(rule)
+
+    def champions(self, model: str, method: str) -> dict[str, Path]:
+        """The folders of the champions on a base by a method, by rule."""
+        self._read_changes()
+        champions: dict[str, Path] = {}
+        for rule, rollout in self._rollouts.items():
+            if (rule.model, rule.method) == (model, method):
+                champions[rule.rule] = rollout.folder
+        return champions
+
+    def _read_changes(self) -> None:
         state = b""
         if self.file.exists():
             with self._errors(), self.file.open("rb") as file:
                 state = os.pread(file.fileno(), 4, CHANGE_COUNTER)
-        if state != self._state:
-            columns = "model, method, rule, version"
-            rows = self._rows(f"SELECT {columns} FROM alias WHERE name = 'champion'")
-            self._state, self._champions = state, rows
-        return {
-            rule: self.folder(version)
-            for of_model, of_method, rule, version in self._champions
-            if (of_model, of_method) == (model, method)
-        }
+        if state == self._state:
+            return
+        champions = "SELECT model, rule, method, version FROM alias WHERE name = 'champion'"
+        modes = "SELECT model, rule, method, is_trial, version, mode, gate FROM mode"
+        found: dict[RegisteredRule, Rollout] = {}
+        for *rule, version in self._rows(champions):
+            found[RegisteredRule(*rule)] = Rollout(folder=self.folder(version))
+        for model, name, method, is_trial, version, mode, gate in self._rows(modes):
+            rule, parsed = RegisteredRule(model, name, method), Mode.parse(mode)
+            change: dict[str, object] = {"mode": parsed}
+            if is_trial:
+                folder, limits = self.folder(version), Gate.model_validate_json(gate)
+                trial = Trial(version=version, folder=folder, mode=parsed, gate=limits)
+                change = {"trial": trial}
+            found[rule] = found[rule].model_copy(update=change)
+        self._state, self._rollouts = state, found
 
     def rules(self) -> list[RegisteredRule]:
         query = "SELECT DISTINCT model, rule, method FROM version ORDER BY rule, model, method"
@@ -203,21 +265,23 @@ class Registry:
         return [Event(*row) for row in self._rows("SELECT * FROM event ORDER BY number")]
 
     def verify(self, *, files: bool = True) -> None:
-        """Raise GuardError for the first event that does not continue the chain, a champion that no
-        event made, and a version whose `files` are not those that were registered.
+        """Raise GuardError for the first event that does not continue the chain, a champion or a
+        mode that no event made, and a version whose `files` are not those that were registered.
         """
-        before, champions = "", {}
         rule_of = {version.id: rule for rule in self.rules() for version in self.versions(rule)}
+        decided = _Decided()
+        before = ""
         for number, event in enumerate(self.events(), start=1):
             if event.number != number or event.hash != _hash(before, *astuple(event)[:-1]):
                 problem = f"event {number} is not the one that was written"
                 raise GuardError(problem, where=self.file, remedy=RESTORE)
             before = event.hash
-            if event.kind != "registered":
-                champions[rule_of[event.version]] = event.version
+            decided.follow(event, rule_of[event.version])
         for rule in self.rules():
-            if self.aliases(rule).get("champion") != champions.get(rule):
-                problem = f"no event made the champion of {rule}"
+            champion = self.aliases(rule).get("champion")
+            modes = {bool(is_trial): mode for is_trial, _, mode, _ in self._rows(MODES, rule)}
+            if (champion, modes) != decided.of(rule):
+                problem = f"no event made the champion of {rule} or set its modes"
                 raise GuardError(problem, where=self.file, remedy=RESTORE)
             for version in self.versions(rule) if files else ():
                 self._check_files(version)
@@ -340,6 +404,26 @@ class Registry:
             raise GuardError(problem, where=self.file, remedy=remedy) from error
 
 
+class _Decided:
+    """The champions and the modes that events made, one after the other."""
+
+    def __init__(self) -> None:
+        self._champions: dict[RegisteredRule, str] = {}
+        self._modes: defaultdict[RegisteredRule, dict[bool, str]] = defaultdict(dict)
+
+    def follow(self, event: Event, rule: RegisteredRule) -> None:
+        is_trial = event.version != self._champions.get(rule)
+        if event.mode and not (is_trial and event.mode == str(OFF)):
+            self._modes[rule][is_trial] = event.mode
+        elif event.mode or event.kind in ("published", "rolled_back"):
+            self._modes[rule].pop(True, None)
+        if event.kind in ("published", "rolled_back"):
+            self._champions[rule] = event.version
+
+    def of(self, rule: RegisteredRule) -> tuple[str | None, dict[bool, str]]:
+        return self._champions.get(rule), self._modes[rule]
+
+
 class _Changes:
     """The statements of one transaction."""
 
@@ -363,16 +447,34 @@ class _Changes:
         if champion:
             self.name(rule, "previous", champion)
         self.name(rule, "champion", version)
+        self.run(f"DELETE FROM mode {OF_RULE} AND is_trial", rule)
         if self.aliases(rule).get("candidate") == version:
             self.unname(rule, "candidate")
 
-    def record(self, actor: str, kind: EventKind, version: str, reason: str) -> None:
+    def set_mode(
+        self, rule: RegisteredRule, version: str, mode: Mode, gate: Gate, *, is_trial: bool
+    ) -> None:
+        self.run(f"DELETE FROM mode {OF_RULE} AND is_trial = ?", (*rule, is_trial))
+        if mode != OFF or not is_trial:
+            row = (*rule, is_trial, version, str(mode), gate.model_dump_json())
+            self.run("INSERT INTO mode VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+
+    def record(
+        self, actor: str, kind: EventKind, version: str, reason: str, mode: str = ""
+    ) -> None:
         """Add an event to the chain."""
         last = self.run("SELECT number, hash FROM event ORDER BY number DESC LIMIT 1", ())
         number, before = last.fetchone() or (0, "")
         at = datetime.now(UTC).isoformat(timespec="seconds")
-        event = (number + 1, at, actor, kind, version, reason)
-        self.run("INSERT INTO event VALUES (?, ?, ?, ?, ?, ?, ?)", (*event, _hash(before, *event)))
+        event = (number + 1, at, actor, kind, version, mode, reason)
+        row = (*event, _hash(before, *event))
+        self.run("INSERT INTO event VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+
+def _check_reason(reason: str) -> None:
+    if not reason.strip():
+        remedy = 'Give it, as WHY="fewer false alarms on refunds"'
+        raise GuardError("what is served is changed for a reason", remedy=remedy)
 
 
 def user_name() -> str:

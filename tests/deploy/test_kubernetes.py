@@ -22,6 +22,7 @@ from guard.errors import GuardError
 from guard.recipe import load_recipe
 from serve.cluster.size import ReplicaRange
 from serve.cluster.snapshots import Snapshots
+from serve.registry.rollout import Rollout
 from tests.deploy.clients import DEPLOY, ROOT
 from tests.serve.api.streaming import OpenStream, streamed
 from tests.serve.guarded import save_adapter
@@ -34,31 +35,30 @@ STREAM = BODY | {"rules": ["pii_leak"], "every_tokens": 1, "hold_back": 0}
 
 
 @pytest.mark.slow
-def test_a_shard_has_its_own_notes_and_old_ones_go(
+def test_an_application_that_begins_as_before_goes_on_and_old_notes_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from serve.cluster.kubernetes import _note_beginning, _served_last  # which imports Ray
-    from serve.cluster.shards.shard import UNUSED_S
+    from serve.cluster.service import UNUSED_S
 
-    def served(*shards: str) -> list[Snapshots]:
-        return _served_last(root, [{rule: folders[rule] for rule in shard} for shard in shards])
+    def served(rules: str) -> Snapshots:
+        return _served_last(root, {rule: folders[rule] for rule in rules})
 
     monkeypatch.setattr("serve.cluster.kubernetes.KEPT_BEGINNINGS", 1)
     root = tmp_path / "copies"
     folders: dict[str, Path] = {}
     for seed, rule in enumerate("abc"):
         folders[rule] = save_adapter(tmp_path / rule, rule, seed=seed)
-    first, _ = served("a", "b")
+    first = served("ab")
     _note_beginning(first)
     beginning = first.read()
-    first.write({**beginning, "c": first.keep(folders["c"])})  # a rule was added
-    assert [sorted(notes.read()) for notes in served("a", "b")] == [["a", "c"], ["b"]]
-    # Built again with the added rule, all shards begin anew: none has an old one's note.
-    replacing, other = served("a", "bc")
-    assert [sorted(notes.read()) for notes in (replacing, other)] == [["a"], ["b", "c"]]
-    assert sorted(served("a", "b")[0].read()) == ["a", "c"]  # the other one did not start
+    first.write({**beginning, "c": Rollout(folder=first.keep(folders["c"]))})  # a rule was added
+    assert sorted(served("ab").read()) == ["a", "b", "c"]
+    replacing = served("bc")
+    assert sorted(replacing.read()) == ["b", "c"]
+    assert sorted(served("ab").read()) == ["a", "b", "c"]  # the other one did not start
     _note_beginning(replacing)
-    restored, _ = served("a", "b")
+    restored = served("ab")
     assert restored.read() == beginning
     _note_beginning(restored)
     assert replacing.note.is_file()  # it may be running still
@@ -96,7 +96,6 @@ def test_a_size_that_cannot_be_is_refused(tmp_path: Path) -> None:
     assert ranged.size == ReplicaRange(2, 4).scaled_down_after(60)
     wrong: dict[str, dict[str, Any]] = {
         "'replicas': must be a number such as 2 or 1-4": {"replicas": "two"},
-        "2 shards of 200 replicas are more than 256": {"replicas": "1-200", "shards": 2},
         "scale_down needs a range": {"replicas": "2", "scale_down": 60},
     }
     for problem, changed in wrong.items():
@@ -172,16 +171,16 @@ def test_ray_is_told_the_times_and_numbers_and_the_ingress_logs_as_the_server_do
     save_adapter(tmp_path / "tiny" / "pii_leak" / "alora", "pii_leak", seed=0)
     arguments = {"runs": str(tmp_path), "timeout": 600, "replicas": "1-3", "scale_down": 45}
     ingress = kubernetes.build(arguments)._bound_deployment
-    (shard,), options = ingress.init_args
-    for deployment in (ingress, shard._bound_deployment):
+    replicas, options = ingress.init_args
+    for deployment in (ingress, replicas._bound_deployment):
         assert deployment._deployment_config.graceful_shutdown_timeout_s > 600
-    scaling = shard._bound_deployment._deployment_config.autoscaling_config
+    scaling = replicas._bound_deployment._deployment_config.autoscaling_config
     assert (scaling.min_replicas, scaling.max_replicas) == (1, 3)
     assert (scaling.downscale_delay_s, scaling.upscale_delay_s) == (45.0, 30.0)
     pipes: list[Path | None] = []
     monkeypatch.setattr(kubernetes, "log_into", pipes.append)
     no_handle: Any = None
-    kubernetes.ServedIngress([no_handle], options).__serve_build_asgi_app__()
+    kubernetes.ServedIngress(no_handle, options).__serve_build_asgi_app__()
     assert pipes == [None]
 
 
@@ -223,12 +222,12 @@ def test_the_application_answers_on_ray_by_the_arguments_of_the_file(
 
     for seed, rule in enumerate(RULES):
         save_adapter(tmp_path / "tiny" / rule / "alora", rule, seed=seed)
-    arguments = application()["args"] | {"runs": str(tmp_path), "replicas": "1", "cpus": 1}
-    serve.run(build(arguments | {"shards": 2}), name="centurion")
+    arguments = application()["args"] | {"runs": str(tmp_path), "replicas": "2", "cpus": 1}
+    serve.run(build(arguments), name="centurion")
     answer = on_ray.post("/v1/check", json=BODY)
     assert answer.status_code == 200
     assert tuple(result["rule"] for result in answer.json()["results"]) == RULES
-    assert len(set(answer.headers["x-guard-replica"].split(", "))) == 2
+    assert answer.headers["x-guard-replica"]
     assert on_ray.post("/admin/rules/pii_leak").json()["rule"] == "pii_leak"
     assert on_ray.get("/readyz").json() == {"status": "ok"}
     assert "guard_replicas 2.0" in on_ray.get("/metrics").text

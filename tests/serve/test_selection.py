@@ -14,10 +14,11 @@ from guard.layout import Runs
 from guard.recipe import MethodSettings, Recipe
 from guard.weights.card import read_card
 from serve.engine import Refusal
+from serve.registry.rollout import Rollout
 from serve.selection import (
+    RegisteredRollouts,
     Selection,
     ServedPart,
-    find_trained,
     left_out,
     served_method,
     served_parts,
@@ -126,11 +127,11 @@ def test_a_rule_that_is_trained_later_is_found_and_no_other_path(
     parts = served_parts(selection)
     merged = selected(trained_on_both, "tiny", "own", is_merged=True)
     for name in ("shared", "nobody"):
-        assert find_trained(merged, parts)(name) is None
+        assert RegisteredRollouts(merged, parts).find(name) is None
         assert caplog.messages[-1].endswith(f"{name!r}: a merged base answers its rule alone")
     caplog.clear()
-    find = find_trained(selection, parts)
-    assert find("shared") == trained_on_both / "tiny/shared/alora"
+    find = RegisteredRollouts(selection, parts).find
+    assert find("shared") == Rollout(folder=trained_on_both / "tiny/shared/alora")
     assert not caplog.records
     assert find("read") is None  # on a base that is not served
     (record,) = caplog.records
@@ -142,7 +143,7 @@ def test_a_rule_that_is_trained_later_is_found_and_no_other_path(
     shutil.move(trained_on_both / "tiny/own", trained_on_both / "elsewhere")
     (trained_on_both / "tiny/own").symlink_to(trained_on_both / "elsewhere")
     assert find("own") is None
-    assert find("shared") == trained_on_both / "tiny/shared/alora"
+    assert find("shared") == Rollout(folder=trained_on_both / "tiny/shared/alora")
 
 
 @pytest.fixture

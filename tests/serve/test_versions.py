@@ -11,7 +11,7 @@ import pytest
 from guard.layout import Runs
 from guard.weights.card import read_card
 from serve.registry.registry import Registry
-from serve.selection import Selection, find_trained, registered, served_parts, unpublished
+from serve.selection import RegisteredRollouts, Selection, registered, served_parts, unpublished
 from serve.versions import main
 from tests.serve.guarded import save_adapter
 
@@ -46,20 +46,43 @@ def test_what_a_person_decides_is_served_and_listed(
     first, second = train(runs, 1), train(runs, 2)
     registry, selection = Registry(runs), Selection(runs=runs)
     parts = served_parts(selection)
-    find = find_trained(selection, parts)
-    assert parts[0].folders == {"mild": registry.folder(first)} == {"mild": find("mild")}
+    source = RegisteredRollouts(selection, parts)
+
+    def found() -> Path:
+        rollout = source.find("mild")
+        assert rollout is not None
+        return rollout.folder
+
+    assert parts[0].folders == {"mild": registry.folder(first)} == {"mild": found()}
     (line,) = unpublished(selection, parts)
     assert second[:12] in line and "make publish RULE=mild" in line
     words = ("publish", "--rule", "mild", "--why", "fewer false alarms")
     assert f"mild: the champion is {second[:12]}" in command(runs, monkeypatch, capsys, *words)
-    assert find("mild") == registry.folder(second) and not unpublished(selection, parts)
+    assert found() == registry.folder(second) and not unpublished(selection, parts)
     words = ("rollback", "--rule", "mild", "--version", first[:5], "--why", "it flags greetings")
     command(runs, monkeypatch, capsys, *words)
-    assert find("mild") == registry.folder(first)
+    assert found() == registry.folder(first)
     listed = command(runs, monkeypatch, capsys, "list", "--files")
     assert f"{first[:12]}  champion" in listed and f"{second[:12]}  previous" in listed
     assert str(registry.folder(second)) in listed and "5 events" in listed
     assert registry.events()[-1].reason == "it flags greetings"
+
+
+def test_a_mode_is_set_by_alias_or_id_and_listed(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = train(runs, 1, "pii_leak"), train(runs, 2, "pii_leak")
+
+    def mode(mode: str, *words: str) -> str:
+        rule = ("mode", "--rule", "pii_leak", "--mode", mode, "--why", "look first")
+        return command(runs, monkeypatch, capsys, *rule, *words)
+
+    assert f"{second[:12]} is canary:5%" in mode("canary:5%")
+    assert f"{first[:12]} is shadow" in mode("shadow", "--version", "champion")
+    listed = command(runs, monkeypatch, capsys, "list")
+    for version, is_mode in ((first, "shadow, seed 1"), (second, "canary:5%, seed 2")):
+        assert [line for line in listed.splitlines() if version[:12] in line and is_mode in line]
+    assert "no mode (got 'on')" in mode("on")
 
 
 def test_what_was_put_in_the_folder_is_published_too(

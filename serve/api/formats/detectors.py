@@ -146,7 +146,7 @@ async def _judge(
     question = Question(Caller.of(request).catalogue.selected([rule]))
     detections = []
     for check, _ in await CheckService.of(request).judge_each(request, conversations, question):
-        version = check.versions[rule]
+        version = check.versions.get(rule, "")
         violating = [verdict for verdict in check.verdicts if verdict.violates]
         detections.append([_detection(verdict, version) for verdict in violating])
     return detections

@@ -101,13 +101,15 @@ async def complete(
     conversation = from_chat(body.messages, [*(body.tools or ()), *(body.functions or ())])
     question = Question(rule_set, cache_salt=body.cache_salt)
     ((check, _),) = await CheckService.of(request).judge_each(request, [conversation], question)
-    choices = _choices(check.verdicts[0], body)
+    undecided = Verdict(body.model, 0.0, 0.0, 1.0)
+    choices = _choices(next(iter(check.verdicts), undecided), body)
+    version = check.versions.get(body.model, "")
     completion = ChatCompletion(
         id=f"chatcmpl-{uuid.uuid4().hex}",
         object="chat.completion",
         created=int(time.time()),
         model=body.model,
-        system_fingerprint=f"fp_{check.versions[body.model][:12]}",
+        system_fingerprint=f"fp_{version[:12]}",
         choices=choices,
         usage=_usage(check, len(choices)),
     )

@@ -132,7 +132,7 @@ async def _at_ends(
     """
     service, conversation = CheckService.of(request), body.conversation
     rules = replace(RuleSet.any_of(violated_before), name=question.rule_set.name)
-    of_new = replace(question, rule_set=rules, purpose="since")
+    of_new = replace(question, rule_set=rules, purpose="since", within=conversation)
     whole: list[DecidedCheck] = []
     alone: list[DecidedCheck] = []
     ends = range(start + 1, len(conversation) + 1)

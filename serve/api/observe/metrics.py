@@ -41,6 +41,11 @@ class Metrics:
         self._failures = counter("guard_check_failures", "Checks without any answer.", ["code"])
         self._unjudged = counter("guard_unjudged", "Rules unjudged in answered checks.", ["code"])
         self._verdicts = counter("guard_verdicts", "Rules judged, or not.", ["rule", "verdict"])
+        by_version = ["rule", "version", "mode", "decides", "verdict"]
+        text = "What each version of a rule said, where not all is enforced."
+        self._on_trial = counter("guard_trial_verdicts", text, by_version)
+        text = "Checks at which a version on trial and its champion disagreed."
+        self._disagreed = counter("guard_trial_disagreements", text, ["rule", "version"])
         self._uncertain = counter("guard_uncertain_verdicts", "Not confident.", ["rule"])
         self._tokens = counter("guard_tokens", "Prompt tokens of answered checks.", ["source"])
         ProcessCollector(registry=self.registry)
@@ -75,6 +80,12 @@ class Metrics:
         for verdict in record.check.verdicts:
             self._verdicts.labels(verdict.rule, verdict.word).inc()
             self._uncertain.labels(verdict.rule).inc(not verdict.confident)
+        for said in record.said:
+            labels = (said.rule, said.version, said.mode, str(said.decides).lower(), said.word)
+            self._on_trial.labels(*labels).inc()
+        for trial, champion in record.trials():
+            disagreed = self._disagreed.labels(trial.rule, trial.version)
+            disagreed.inc(trial.disagrees(champion))
         for rule, refusal in record.check.refused.items():
             self._verdicts.labels(rule, "unjudged").inc()
             self._unjudged.labels(refusal.code).inc()

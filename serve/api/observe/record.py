@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from guard.verdict import Verdict
 from guard.weights.card import Card
 from serve.engine import Check
 from serve.engine.codes import Code
@@ -27,12 +28,40 @@ class RequestFacts:
 
 
 @dataclass(frozen=True)
+class JudgedVersion:
+    """What one version of a rule said where not all versions of it decide: a verdict, or the code
+    of why it has none.
+    """
+
+    rule: str
+    version: str  # empty where it was not asked
+    is_trial: bool
+    mode: str
+    decides: bool
+    verdict: Verdict | None
+    code: Code | None = None
+
+    @property
+    def word(self) -> str:
+        return self.verdict.word if self.verdict else "unjudged"
+
+    @property
+    def violates(self) -> bool | None:
+        """None without a verdict."""
+        return self.verdict.violates if self.verdict else None
+
+    def disagrees(self, other: JudgedVersion) -> bool:
+        return None not in (self.verdict, other.verdict) and self.violates != other.violates
+
+
+@dataclass(frozen=True)
 class CheckRecord:
     """A check that is over: its verdicts and what they mean, or else the code of its `failure`.
 
     Its `purpose` is the answer, or to explain another check's, or to tell what is new `since` a
-    message: then it is of a part of a conversation, and its verdicts are nobody's answer.
-    `began_s` is Unix time. `cards` are those of the rule set's rules that were served then.
+    message: then it is of a part of a conversation, and its verdicts are nobody's answer. `said` is
+    what each version of the rules said that are on trial. `began_s` is Unix time. `cards` are those
+    of the rule set's rules that were served then.
     """
 
     request: RequestFacts
@@ -44,6 +73,7 @@ class CheckRecord:
     decision: Decision | None = None
     failure: Code | None = None
     purpose: Purpose = "answer"
+    said: Sequence[JudgedVersion] = ()
 
     def version_of(self, rule: str) -> str:
         """The version that judged the rule; empty for a rule that was removed before."""
@@ -52,6 +82,15 @@ class CheckRecord:
         if rule in self.cards:
             return self.cards[rule].version
         return ""
+
+    def trials(self) -> list[tuple[JudgedVersion, JudgedVersion]]:
+        """Each version on trial and its champion, where both were asked."""
+        champions = {judged.rule: judged for judged in self.said if not judged.is_trial}
+        found: list[tuple[JudgedVersion, JudgedVersion]] = []
+        for judged in self.said:
+            if judged.is_trial and judged.rule in champions:
+                found.append((judged, champions[judged.rule]))
+        return found
 
     @property
     def verdict(self) -> str:

@@ -1,9 +1,9 @@
 """What listens for a cluster: access and limits, and each check on to the replicas that have it.
 
 The caller's key, the size of the body and the time it may take are looked at here, for all replicas
-together. With one shard its replica does the rest: a request is passed on whole, and so is its
-response. With several, and for a stream's body that is still being written, the wire formats are
-read here, and the replicas asked for verdicts (`shards/service.py`). Knows nothing of Ray.
+together. A replica does the rest: a request is passed on whole, and so is its response. A stream,
+whose body is still being written, is read here, and a replica asked for its verdicts
+(`service.py`). Knows nothing of Ray.
 """
 
 from __future__ import annotations
@@ -22,18 +22,16 @@ from starlette.types import Message as AsgiMessage
 
 from serve.api import admin
 from serve.api.access import Caller
-from serve.api.app import DESCRIPTION, TITLE, put_in_front
+from serve.api.app import put_in_front
 from serve.api.catalogue import Catalogue
 from serve.api.formats import stream
-from serve.api.formats.table import wire_formats
 from serve.api.input.limits import MAX_REQUESTS, TIMEOUT_HEADER, route_path
 from serve.api.observe.requests import REQUEST_ID
 from serve.api.watch import watch
 from serve.cluster.front.probes import ClusterProbes
 from serve.cluster.front.session import SessionKeys
 from serve.cluster.messages import REPLICA_HEADER, RelayedRequest, RelayedResponse
-from serve.cluster.shards.service import ClusterService, all_done
-from serve.cluster.shards.shard import Shard
+from serve.cluster.service import ClusterService, all_done
 from serve.engine.refusals import too_late
 from serve.engine.thread.engine_thread import TIMEOUT_S
 from serve.policy.rule_set import RuleSet
@@ -51,15 +49,13 @@ def create_ingress(
     is_watching: bool = False,
     most_replicas: int = 1,
 ) -> FastAPI:
-    """The app that listens for the service's shards, of `most_replicas` each at most.
+    """The app that listens for the service's replicas, `most_replicas` at most.
 
     The other options are those of `serve.api.app.create_app`.
     """
-    is_relay = len(service.shards) == 1
-    described: dict[str, Any] = {"title": TITLE, "description": DESCRIPTION}
-    if is_relay:  # its replica describes all formats
-        described = {"docs_url": None, "redoc_url": None, "openapi_url": None}
-    app = FastAPI(lifespan=_lifespan, redirect_slashes=False, **described)
+    # The replicas describe all formats.
+    undescribed: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
+    app = FastAPI(lifespan=_lifespan, redirect_slashes=False, **undescribed)
     app.state.service = service
     app.state.is_watching = is_watching
     app.add_middleware(NamedReplicas)
@@ -67,19 +63,16 @@ def create_ingress(
     put_in_front(app, catalogue, tenants, timeout_s, service.metrics, MAX_REQUESTS * most_replicas)
     app.include_router(admin.router)
     ClusterProbes(service).add_to(app)
-    if is_relay:
-        app.include_router(stream.router)
-        # For all paths that are not its own, whatever the method.
-        app.router.default = request_response(Relay(service.shards[0], timeout_s).pass_on)
-    else:
-        for wire_format in wire_formats().values():
-            app.include_router(wire_format.router)
+    app.include_router(stream.router)
+    # For all paths that are not its own, whatever the method.
+    app.router.default = request_response(Relay(service, timeout_s).pass_on)
     return app
 
 
 @contextlib.asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     service: ClusterService = app.state.service
+    await service.adopt()
     watching = None
     if app.state.is_watching:
         watching = asyncio.create_task(watch(service))
@@ -109,10 +102,10 @@ class NamedReplicas:
 
 
 class Relay:
-    """Passes requests on to the replicas of the only shard. For one event loop."""
+    """Passes requests on to the replicas. For one event loop."""
 
-    def __init__(self, shard: Shard, timeout_s: float) -> None:
-        self._shard = shard
+    def __init__(self, service: ClusterService, timeout_s: float) -> None:
+        self._service = service
         self._timeout_s = timeout_s
         self._keys = SessionKeys()
 
@@ -128,11 +121,11 @@ class Relay:
         if relayed.method == "POST":
             tenant = Caller.of(request).tenant
             key = self._keys.key(relayed, tenant.name if tenant else "")
-        async with self._shard.answering(deadline - time.monotonic()) as version:
+        async with self._service.answering(deadline - time.monotonic()) as version:
             if relayed.method == "POST":
                 left_ms = max(1, round((deadline - time.monotonic()) * 1000))
                 relayed = relayed.with_header(TIMEOUT_HEADER, str(left_ms))
-            asking = asyncio.ensure_future(self._shard.replicas.ask(relayed, key, version))
+            asking = asyncio.ensure_future(self._service.replicas.ask(relayed, key, version))
             answered = await _answer(request, asking, deadline)
         response = Response(answered.body, answered.status)
         # Of a replica's own connection nothing is said to the client.
@@ -164,7 +157,7 @@ async def _answer(
 ) -> RelayedResponse:
     """The answer, unless its time is over or its sender is gone. Raises Overloaded."""
     try:
-        await all_done(request, [asking], deadline)
+        await all_done(request, asking, deadline)
         if not asking.done():
             raise too_late()
         return asking.result()

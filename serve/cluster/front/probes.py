@@ -1,16 +1,14 @@
-"""What orchestrators and Prometheus ask of a cluster, of all shards and replicas together.
+"""What orchestrators and Prometheus ask of a cluster, of all replicas together.
 
-As `serve/api/probes.py`: a cluster is up while any part of it is. The rules of other parts are
-unjudged. Metrics are those of one server: counts and sizes of all replicas are added up. A sum that
-falls reads as a restart of all. So the last counts of a replica that is gone are kept, under its
-name, since it may only have been too slow to answer.
+As `serve/api/probes.py`: a cluster is up while any replica is. Metrics are those of one server:
+counts and sizes of all replicas are added up. A sum that falls reads as a restart of all. So the
+last counts of a replica that is gone are kept, under its name, since it may only have been too slow
+to answer.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -23,8 +21,7 @@ from prometheus_client.registry import Collector
 
 from serve.api.probes import up_or_down
 from serve.cluster.messages import ReplicaAnswer, ReplicaLost
-from serve.cluster.shards.service import ClusterService
-from serve.cluster.shards.shard import Shard
+from serve.cluster.service import ClusterService
 
 # Metrics of requests: the ingress counts these itself, with those that no replica saw.
 ONLY_OF_INGRESS = ("guard_request_seconds",)
@@ -119,7 +116,7 @@ LOST_S = 120.0
 
 
 class ClusterProbes:
-    """Says how the shards are. For one event loop."""
+    """Says how the replicas are. For one event loop."""
 
     def __init__(self, service: ClusterService) -> None:
         self._service = service
@@ -142,45 +139,27 @@ class ClusterProbes:
         return up_or_down(since is None or time.monotonic() < since + LOST_S)
 
     async def _is_any_running(self) -> bool:
-        """Whether a shard is known to have a replica."""
-
-        async def running(shard: Shard) -> int:
-            with contextlib.suppress(ReplicaLost):
-                return await shard.replicas.running()
-            return 0
-
-        return any(await asyncio.gather(*map(running, self._service.shards)))
+        """Whether a replica is known to run."""
+        with contextlib.suppress(ReplicaLost):
+            return await self._service.replicas.running() > 0
+        return False
 
     async def readyz(self, request: Request) -> JSONResponse:
-        shards = await self._each("ready")
-        return up_or_down(any(state.value for state in itertools.chain(*shards)))
+        return up_or_down(any(state.value for state in await self._each("ready")))
 
     async def metrics(self, request: Request) -> Response:
         """The metrics of all replicas, added up; where none answers, what they counted last."""
-        shards = await self._each("metrics")
-        expositions = {answer.replica: answer.value for answer in itertools.chain(*shards)}
-        families = [*self._sums.families(expositions), *self._shard_metrics(shards)]
+        expositions = {answer.replica: answer.value for answer in await self._each("metrics")}
+        text, served = "Rules that can be asked.", len(self._service.cards)
+        families = self._sums.families(expositions)
+        families.append(GaugeMetricFamily("guard_rules_served", text, served))
         registry = merged(self._service.metrics.registry, families)
         accept = request.headers.get("accept", "")
         content, content_type = self._service.metrics.exposition(accept, registry)
         return Response(content, headers={"content-type": content_type})
 
-    async def _each(self, method: str) -> list[list[ReplicaAnswer]]:
-        """For each shard, the answers that come in time; none of a shard that cannot be asked."""
-
-        async def answers(shard: Shard) -> list[ReplicaAnswer]:
-            with contextlib.suppress(ReplicaLost):
-                return await shard.replicas.each(method, within_s=PROBE_S, may_miss=True)
-            return []
-
-        return await asyncio.gather(*map(answers, self._service.shards))
-
-    def _shard_metrics(self, shards: Sequence[Sequence[ReplicaAnswer]]) -> list[Metric]:
-        """The metrics that are not sums over replicas."""
-        text = "Replicas that answer, of each shard."
-        replicas = GaugeMetricFamily("guard_shard_replicas", text, labels=["shard"])
-        for number, answers in enumerate(shards):
-            replicas.add_metric([str(number)], len(answers))
-        served = len(self._service.cards)
-        text = "Rules that can be asked."
-        return [GaugeMetricFamily("guard_rules_served", text, served), replicas]
+    async def _each(self, method: str) -> list[ReplicaAnswer]:
+        """The answers that come in time; none where replicas cannot be asked."""
+        with contextlib.suppress(ReplicaLost):
+            return await self._service.replicas.each(method, within_s=PROBE_S, may_miss=True)
+        return []

@@ -1,8 +1,6 @@
 """Which conversation a request belongs to: all of a conversation go to the replica that has it.
 
-A request's key never changes while its conversation grows: it is the caller's header
-`x-session-id`, or a hash of the tenant and of the turns up to the first user's. Knows nothing of
-replicas.
+A request's key is that of `serve.api.session`. Knows nothing of replicas.
 
 Two formats send a reply without its conversation, and join it to the request by a call's id:
 LiteLLM's (`litellm_call_id`) and agentgateway's (`call-id`). The replica that read the request has
@@ -15,23 +13,20 @@ keys: two replicas have a conversation of it, and neither knows of the other's.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from guard.conversation.chat import turns_of
-from guard.conversation.example import Message
 from guard.errors import GuardError
 from serve.api.calls import AMBIGUOUS, CALL_S
 from serve.api.errors import Unjudged
 from serve.api.formats.table import wire_formats
 from serve.api.input.strict_json import read_body
+from serve.api.session import SESSION_HEADER, beginning_of, hashed
 from serve.api.wire_format import WireFormat, format_of
 from serve.cluster.messages import RelayedRequest
 
-SESSION_HEADER = "x-session-id"
 MAX_CALLS = 1_000_000  # ids that are kept; beyond, the oldest make room
 
 
@@ -60,11 +55,11 @@ class SessionKeys:
         wire_format = wire_formats().get(format_of(wire_formats(), relayed.path) or "")
         call_id = _call_id(wire_format, relayed, body)
         if session:
-            key = _hashed(tenant, "session", session)
+            key = hashed(tenant, "session", session)
         elif head := _head(wire_format, body):
-            key = _hashed(tenant, "conversation", body.get("cache_salt"), *head)
+            key = hashed(tenant, "conversation", body.get("cache_salt"), *head)
         else:  # a reply alone, or what a replica will refuse
-            return self._call_key(tenant, call_id) or _hashed(tenant, call_id, relayed.body)
+            return self._call_key(tenant, call_id) or hashed(tenant, call_id, relayed.body)
         if call_id:
             self._keep(tenant, call_id, key)
         return key
@@ -74,7 +69,7 @@ class SessionKeys:
             return None
         kept = self._kept(_id(tenant, call_id))
         if kept is None:
-            return _hashed(tenant, "call", call_id)
+            return hashed(tenant, "call", call_id)
         if kept.is_ambiguous:
             raise Unjudged(AMBIGUOUS, "unknown_conversation")
         return kept.key
@@ -100,15 +95,6 @@ class SessionKeys:
         for oldest in self._calls.values():
             return time.monotonic() > oldest.until
         return False
-
-
-def conversation_key(
-    messages: Sequence[Message], cache_salt: str | None, session: str, tenant: str = ""
-) -> str:
-    """The same key as `SessionKeys.key` of the request; `session` is the caller's header."""
-    if session:
-        return _hashed(tenant, "session", session)
-    return _hashed(tenant, "conversation", cache_salt, *_roles_and_contents(messages))
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
@@ -141,7 +127,7 @@ def _head(wire_format: WireFormat | None, body: dict[str, Any]) -> list[Any]:
 def _rendered(messages: Sequence[Any], tools: Any) -> list[Any]:
     """The messages as a stream's key has them; as they are where a replica will refuse them."""
     try:
-        return _roles_and_contents(turns_of(messages, tools or (), where="messages"))
+        return beginning_of(turns_of(messages, tools or (), where="messages"))
     except (GuardError, TypeError, AttributeError):
         return list(messages)
 
@@ -153,23 +139,5 @@ def _until_first_user(messages: Sequence[Any]) -> Sequence[Any]:
     return messages
 
 
-def _roles_and_contents(conversation: Sequence[Message]) -> list[Any]:
-    """Role and content of each turn, up to and with the user's first."""
-    head: list[Any] = []
-    for turn in conversation:
-        head.append([turn.role, turn.content])
-        if turn.role == "user":
-            break
-    return head
-
-
-def _hashed(*parts: object) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        text = part if isinstance(part, bytes) else json.dumps(part, sort_keys=True).encode()
-        digest.update(len(text).to_bytes(8, "big") + text)
-    return digest.hexdigest()
-
-
 def _id(tenant: str, call_id: str) -> bytes:
-    return bytes.fromhex(_hashed(tenant, "call", call_id))
+    return bytes.fromhex(hashed(tenant, "call", call_id))

@@ -12,12 +12,15 @@ from pathlib import Path
 import pytest
 from httpx import Client
 
+from guard.rule import Gate
 from guard.weights.card import load_card
 from serve.api.app import create_app
 from serve.api.observe.audit import AuditLog
 from serve.engine import GuardEngine
 from serve.policy.rule_set import RuleSet
+from serve.registry.rollout import Mode, Rollout, Trial
 from tests.serve.bench.small_engine import small_recipe
+from tests.serve.found import Found
 from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
 from tests.serve.serving import MESSAGES, Serve, serving
 from tests.serve.toy_engine import ToyEngine
@@ -65,9 +68,7 @@ def engine(trained: Trained) -> Iterator[GuardEngine]:
 def client(engine: GuardEngine, trained: Trained, tmp_path: Path) -> Iterator[Client]:
     trained.train(trained.versions[0])
     log = AuditLog(tmp_path / "audit.jsonl")
-    app = create_app(
-        engine, observers=[log], find_trained=lambda rule, served: trained.others.get(rule)
-    )
+    app = create_app(engine, observers=[log], source=Found(trained.others.get))
     with serving(app) as client:
         assert client.post(f"/admin/rules/{RULE}").status_code == 200
         yield client
@@ -98,6 +99,67 @@ def test_the_rule_answers_by_its_new_weights_and_no_old_block_is_read(
         expected = pytest.approx(trained.probabilities[number], abs=TOLERANCE)
         assert probability(client) == expected
         assert probability(client) == expected  # from the cache
+
+
+def trial_of(folder: Path, mode: str, **gate: float) -> Trial:
+    version = load_card(folder).version
+    return Trial(version=version, folder=folder, mode=Mode.parse(mode), gate=Gate(**gate))
+
+
+def test_a_shadow_is_judged_and_audited_and_its_gate_takes_it_back(
+    engine: GuardEngine, trained: Trained, tmp_path: Path
+) -> None:
+    champion, candidate = trained.versions
+    trial = trial_of(candidate, "shadow", slower_than=1e-9, least_checks=40)
+    source = Found({RULE: Rollout(folder=champion, trial=trial)}.get)
+    audit = tmp_path / "audit.jsonl"
+    p_champion, p_candidate = trained.probabilities
+    with serving(create_app(engine, observers=[AuditLog(audit)], source=source)) as client:
+        for _ in range(39):
+            assert probability(client) == pytest.approx(p_champion, abs=TOLERANCE)
+        said, decided = json.loads(audit.read_text().splitlines()[-1])["on_trial"]
+        assert said["p_violation"] == pytest.approx(p_candidate, abs=TOLERANCE)
+        assert (said["version"], said["decides"]) == (trial.version, False)
+        assert (decided["version"], decided["decides"]) == (load_card(champion).version, True)
+        assert [rule["rule"] for rule in client.get("/v1/rules").json()] == [RULE]
+        counted = f'version="{trial.version}",mode="shadow",decides="false"'.split(",")
+        assert all(label in client.get("/metrics").text for label in counted)
+        assert source.aborted == [] and len(engine.rules) == 2
+        probability(client)
+        wait_until(lambda: list(engine.rules) == [RULE])
+        ((rule, version, reason),) = source.aborted
+        assert (rule, version) == (RULE, trial.version) and "took over" in reason
+        assert probability(client) == pytest.approx(p_champion, abs=TOLERANCE)
+        assert "on_trial" not in audit.read_text().splitlines()[-1]
+    engine.serve(RULE, trained.folder)
+
+
+def test_a_canary_decides_in_every_format_and_a_rule_in_shadow_allows(
+    engine: GuardEngine, trained: Trained
+) -> None:
+    champion, candidate = trained.versions
+    found = {RULE: Rollout(folder=champion, trial=trial_of(candidate, "canary:99%"))}
+    body = {"messages": MESSAGES}
+    chat = body | {"model": RULE, "logprobs": True}
+    with serving(create_app(engine, source=Found(found.get))) as client:
+        assert probability(client) == pytest.approx(trained.probabilities[1], abs=TOLERANCE)
+        found[RULE] = Rollout(folder=champion, mode=Mode.parse("shadow"))
+        assert client.post(f"/admin/rules/{RULE}").json()["version"] == load_card(champion).version
+        answer = client.post("/v1/check", json=body).json()
+        assert (answer["verdict"], answer["results"], answer["unjudged"]) == ("allow", [], [])
+        turns = client.post("/v1/check/turns", json=body).json()
+        assert turns["verdict"] == "allow" and turns["usage"]["computed_tokens"] > 0
+        said = client.post("/v1/chat/completions", json=chat).json()["choices"][0]
+        assert said["message"]["content"] == "no"
+        assert client.post("/v1/moderations", json={"input": "Hi"}).json()["results"][0] == {
+            **{"flagged": False, "categories": {}, "category_scores": {}},
+            "category_applied_input_types": {},
+        }
+        found[RULE] = Rollout(folder=champion, mode=Mode.parse("off"))
+        client.post(f"/admin/rules/{RULE}")
+        answer = client.post("/v1/check", json=body).json()
+        assert (answer["verdict"], answer["usage"]["computed_tokens"]) == ("allow", 0)
+    engine.serve(RULE, trained.folder)
 
 
 def test_checks_get_one_version(client: Client, trained: Trained) -> None:

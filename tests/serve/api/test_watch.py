@@ -17,11 +17,12 @@ from guard.layout import Runs
 from guard.weights.card import load_card, read_card
 from serve.api import watch as watch_module
 from serve.api.engine_service import EngineService
-from serve.api.service import FindTrained
 from serve.api.watch import watch
 from serve.engine.refusals import Overloaded
 from serve.registry.registry import RegisteredRule, Registry
+from serve.registry.rollout import Rollout
 from tests.serve.cards import save_card
+from tests.serve.found import Found
 from tests.serve.toy_engine import ToyEngine
 from tests.waiting import wait_until
 
@@ -45,12 +46,12 @@ def watched(
     engine: ToyEngine,
     meanwhile: Callable[[], object],
     seconds: float = 0.1,
-    find: FindTrained = lambda rule, served: None,
+    find: Callable[[str], Path | None] = lambda rule: None,
 ) -> None:
     """Watch while that is done in another thread, and for some time longer."""
 
     async def run() -> None:
-        service = EngineService(engine, find_trained=find)  # type: ignore[arg-type]
+        service = EngineService(engine, source=Found(find))  # type: ignore[arg-type]
         service.start()
         watching = asyncio.create_task(watch(service, interval_s=0.02))
         try:
@@ -74,10 +75,11 @@ def test_what_is_published_is_served_and_what_is_trained_is_not(
     card = read_card(folder)
     rule = RegisteredRule.of(card)
 
-    def find(name: str, served: object) -> Path | None:
+    def find(name: str) -> Path | None:
         return registry.champions(card.model, card.method).get(name)
 
-    registry.register(folder, actor="ann", note="trained")
+    first = registry.register(folder, actor="ann", note="trained")
+    engine.folders["fine"] = first.folder  # as `make up` serves it
     train_again(folder)
     second = registry.register(folder, actor="ann", note="trained")
     watched(engine, lambda: None, seconds=0.3, find=find)
@@ -143,15 +145,15 @@ def test_what_is_being_copied_is_not_tried(
     train_again(folder)
     looks = 0
 
-    def grow(*arguments: Any) -> list[str]:
+    def grow(*arguments: Any, **keywords: Any) -> list[str]:
         nonlocal looks
         looks += 1
         (folder / ".words.safetensors.part").write_bytes(b"x" * looks)
-        return look(*arguments)
+        return look(*arguments, **keywords)
 
     look = watch_module._look
     monkeypatch.setattr(watch_module, "_look", grow)
-    watched(engine, lambda: wait_until(lambda: looks > 3))
+    watched(engine, lambda: wait_until(lambda: looks > 12))
     assert engine.replaced == []
 
 
@@ -167,7 +169,7 @@ def test_what_there_is_no_room_for_is_tried_again_after_pauses_that_double(
         engine.rules[name] = read_card(engine.folders[name])  # type: ignore[assignment]
 
     monkeypatch.setattr(engine, "serve", refuse)
-    monkeypatch.setattr(watch_module, "INTERVAL_S", 0.02)
+    monkeypatch.setattr(watch_module, "FIRST_PAUSE_S", 0.04)
     monkeypatch.setattr(watch_module, "MAX_PAUSE_S", 0.2)
     train_again(engine.folders["fine"])
     watched(engine, lambda: wait_until(lambda: len(tries) > 4))
@@ -189,18 +191,18 @@ def test_a_card_that_cannot_be_read_is_not_served_and_is_logged_once(
 def test_after_looks_and_changes_that_fail_there_are_others_and_each_reason_is_logged_once(
     engine: ToyEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder, failures, tried = engine.folder, ["away", "gone", "gone"], []
+    wanted, failures, tried = EngineService.wanted, ["away", "gone", "gone"], []
 
-    def changed_meanwhile(rule: str) -> Path:
+    def changed_meanwhile(self: EngineService, rule: str) -> Rollout:
         if failures:
             raise KeyError(failures.pop())
-        return folder(rule)
+        return wanted(self, rule)
 
     async def serve(self: EngineService, rule: str) -> None:
         tried.append(rule)
         raise HTTPException(404, "removed meanwhile")
 
-    monkeypatch.setattr(engine, "folder", changed_meanwhile)
+    monkeypatch.setattr(EngineService, "wanted", changed_meanwhile)
     monkeypatch.setattr(EngineService, "serve", serve)
     train_again(engine.folders["other"])
     watched(engine, lambda: wait_until(lambda: len(tried) > 1, 20))

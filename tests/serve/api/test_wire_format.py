@@ -29,7 +29,7 @@ from serve.cluster.messages import RelayedRequest
 from serve.engine.codes import Code
 from serve.policy.rule_set import RuleSet
 from tests.serve.api.tenants import HEADERS, shop_and_bank
-from tests.serve.cluster.words_cluster import SIX_RULES, LocalCluster, rules_on
+from tests.serve.cluster.words_cluster import RULES, LocalCluster
 from tests.serve.cluster.words_engine import VIOLATES, WordsEngine
 from tests.serve.guarded import guard_engine
 from tests.serve.serving import serving
@@ -290,8 +290,8 @@ def test_a_conversation_keeps_its_session_while_it_grows_and_others_have_others(
         assert key([*GROWN, HI]) == key([*GROWN[:2], HI]) == SessionKeys().key(relayed(whole))
 
 
-def test_a_cluster_of_two_shards_answers_every_format_as_one_server(tmp_path: Path) -> None:
-    cluster = LocalCluster(tmp_path, SIX_RULES, shards=2)
+def test_a_cluster_answers_every_format_as_one_server(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path)
     one_server = create_app(WordsEngine(cluster.folders))
     with cluster.client() as client, serving(one_server) as alone:
         for case in CASES:
@@ -299,7 +299,7 @@ def test_a_cluster_of_two_shards_answers_every_format_as_one_server(tmp_path: Pa
                 answers = []
                 for server in (client, alone):
                     for request in case.requests([HI, {"role": "user", "content": text}]):
-                        response = request.renamed(rules_on(1)[0]).send(server)
+                        response = request.renamed(RULES[0]).send(server)
                     read = readings(case.example.path, response.status_code, response.text)
                     answers.append((response.status_code, read))
                 assert answers[0] == answers[1], case

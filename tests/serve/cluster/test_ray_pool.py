@@ -29,7 +29,6 @@ from serve.cluster.messages import ReplicaLost
 from serve.cluster.size import ReplicaRange, ScalingPace
 from tests.serve.cluster.words_cluster import (
     REPLICA,
-    SIX_RULES,
     alone,
     body,
     deployed,
@@ -38,7 +37,7 @@ from tests.serve.cluster.words_cluster import (
     rules_on,
     trained,
 )
-from tests.serve.cluster.words_engine import BAD, BREAKS, SLOWLY, VIOLATES, save_words
+from tests.serve.cluster.words_engine import BAD, SLOWLY, VIOLATES, save_words
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -138,56 +137,6 @@ def test_a_second_replica_starts_under_load(tmp_path: Path) -> None:
 
             wait_until(have_two_answered, 120)
     assert set(load.assert_nothing_lost_or_allowed()) == {(200, "violation")}
-
-
-@contextlib.contextmanager
-def lost_second(root: Path) -> Iterator[None]:
-    """The second shard's replica is killed, and none starts until the end."""
-    noted = root / "served" / "shard-1.json"
-    hidden = noted.with_suffix(".hidden")
-    (process,) = replica_processes(shard=1)
-    noted.rename(hidden)
-    try:
-        os.kill(process, signal.SIGKILL)
-        yield
-    finally:
-        hidden.rename(noted)
-
-
-@pytest.mark.usefixtures("running_ray")
-def test_shards_keep_conversations_and_one_judges_while_the_other_is_killed(
-    tmp_path: Path,
-) -> None:
-    with deployed(tmp_path, ReplicaRange(1, 1), trained(tmp_path, SIX_RULES), shards=2) as client:
-        places = set()
-        for turns in (1, 3):
-            messages = [{"role": "user", "content": f"this {BREAKS} {SECOND[1]}"}] * turns
-            answer = client.post("/v1/check", json={"messages": messages})
-            places.add(answer.headers[REPLICA])
-            assert answer.json()["decided_by"] == [SECOND[1]]
-            assert tuple(p_of(answer.json())) == SIX_RULES
-        (both,) = places
-        assert len(set(both.split(", "))) == 2
-        place = client.post("/v1/check", json=body("a", *SECOND)).headers[REPLICA]
-        with lost_second(tmp_path):
-            for number in range(4):
-                began = time.monotonic()
-                content = client.post("/v1/check", json=body(f"{VIOLATES} {number}")).json()
-                assert content["verdict"] == "violation"
-                assert [result["rule"] for result in content["results"]] == FIRST
-                assert [rule["rule"] for rule in content["unjudged"]] == SECOND
-                assert time.monotonic() < began + 25  # and not until its 30 s are over
-            refused = client.post("/v1/check", json=body("hello", *SECOND))
-            assert (refused.status_code, refused.json()["verdict"]) == (503, "unjudged")
-            assert client.get("/readyz").status_code == 200
-            assert client.post(f"/admin/rules/{SECOND[0]}").status_code == 409
-
-        def are_both_there() -> bool:
-            answer = client.post("/v1/check", json=body(f"hello {time.monotonic()}"))
-            return answer.status_code == 200 and not answer.json()["unjudged"]
-
-        wait_until(are_both_there, 120)
-        assert client.post("/v1/check", json=body("a", *SECOND)).headers[REPLICA] != place
 
 
 @dataclass(frozen=True)

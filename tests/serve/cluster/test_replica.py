@@ -17,6 +17,7 @@ from guard.errors import GuardError
 from serve.cluster.messages import RelayedCheck, RelayedRequest, ReplicaAnswer, answer_in_process
 from serve.cluster.replica import GuardReplica
 from serve.cluster.snapshots import Snapshots, version_of
+from serve.registry.rollout import Rollout
 from tests.serve.cluster.words_cluster import as_json, asked, local_replicas, noted, p_of, trained
 from tests.serve.cluster.words_engine import BAD, VIOLATES, save_words
 
@@ -28,8 +29,7 @@ def folders(tmp_path: Path) -> dict[str, Path]:
 
 @pytest.fixture
 def snapshots(tmp_path: Path, folders: dict[str, Path]) -> Snapshots:
-    (snapshots,) = noted(tmp_path, folders)
-    return snapshots
+    return noted(tmp_path, folders)
 
 
 def with_replica(snapshots: Snapshots, use: Callable[[GuardReplica], Awaitable[None]]) -> None:
@@ -87,7 +87,7 @@ def held(method: Callable[..., None]) -> tuple[Callable[..., None], Event, Event
 def test_a_check_that_comes_while_weights_load_is_answered_by_the_version_that_it_names(
     snapshots: Snapshots, folders: dict[str, Path]
 ) -> None:
-    second = snapshots.keep(save_words(folders["manners"], b"second"))
+    second = Rollout(folder=snapshots.keep(save_words(folders["manners"], b"second")))
 
     async def use(replica: GuardReplica) -> None:
         version, engine = replica.version, replica.service._engine
@@ -110,7 +110,7 @@ def test_a_change_that_was_missed_is_made_up_for_though_the_check_that_began_it_
     snapshots: Snapshots, folders: dict[str, Path]
 ) -> None:
     first = snapshots.read()
-    second = {"manners": snapshots.keep(save_words(folders["manners"], b"second"))}
+    second = {"manners": Rollout(folder=snapshots.keep(save_words(folders["manners"], b"second")))}
 
     async def use(replica: GuardReplica) -> None:
         before, engine = await answers(replica, replica.version), replica.service._engine
@@ -134,7 +134,8 @@ def test_a_change_that_was_missed_is_made_up_for_though_the_check_that_began_it_
 def test_one_that_cannot_serve_what_the_others_serve_answers_nothing_and_is_unhealthy(
     snapshots: Snapshots, folders: dict[str, Path]
 ) -> None:
-    served = snapshots.read() | {"manners": snapshots.keep(save_words(folders["manners"], BAD))}
+    bad = Rollout(folder=snapshots.keep(save_words(folders["manners"], BAD)))
+    served = snapshots.read() | {"manners": bad}
 
     async def use(replica: GuardReplica) -> None:
         with pytest.raises(GuardError, match="do not match the requested version"):

@@ -10,6 +10,7 @@ from guard.errors import GuardError
 from guard.method import WORDS
 from guard.weights.card import load_card
 from serve.cluster.snapshots import Snapshots, version_of
+from serve.registry.rollout import Rollout
 from tests.serve.cluster.words_cluster import trained
 from tests.serve.cluster.words_engine import save_words
 from tests.serve.encoder_rules import save_encoder_rule
@@ -78,7 +79,8 @@ def test_what_is_served_is_noted_whatever_fails_behind_it_and_its_version_is_of_
     served = snapshots.read()
     version = version_of(served)
     assert version_of(dict(reversed(served.items()))) == version
-    later = served | {"manners": snapshots.keep(save_words(tmp_path / "manners", b"second"))}
+    second = Rollout(folder=snapshots.keep(save_words(tmp_path / "manners", b"second")))
+    later = served | {"manners": second}
     assert len({version, version_of(later), version_of({"greeting": served["greeting"]})}) == 3
 
     def refuse(path: Path) -> None:

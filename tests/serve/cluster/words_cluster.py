@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +26,18 @@ from serve.cluster.messages import (
     Replicas,
 )
 from serve.cluster.replica import GuardReplica
-from serve.cluster.shards.placement import placed, split
-from serve.cluster.shards.service import ClusterService
-from serve.cluster.shards.shard import Shard
+from serve.cluster.service import ClusterService
 from serve.cluster.size import ReplicaRange
 from serve.cluster.snapshots import Snapshots
 from serve.policy.rule_set import RuleSet
 from serve.tenants.key_ring import key_hash
 from serve.tenants.tenant_file import Tenants, load_tenants
 from tests.serve.cluster.words_engine import WordsStart, save_words, words
+from tests.serve.found import Found
 from tests.serve.serving import serving
 
 REPLICA = "x-guard-replica"
 RULES = ("greeting", "manners")
-SIX_RULES = tuple(f"rule_{letter}" for letter in "abcdef")  # for two shards
-ON = placed(SIX_RULES, 2)  # the shard of each
 
 
 def trained(root: Path, rules: Sequence[str] = RULES) -> dict[str, Path]:
@@ -48,37 +45,28 @@ def trained(root: Path, rules: Sequence[str] = RULES) -> dict[str, Path]:
     return {rule: save_words(root / rule, rule.encode()) for rule in rules}
 
 
-def rules_on(shard: int) -> list[str]:
-    """The ones of SIX_RULES that are on a shard, in their order."""
-    return [rule for rule in SIX_RULES if ON[rule] == shard]
+def noted(root: Path, folders: Mapping[str, Path]) -> Snapshots:
+    """What is served at first."""
+    snapshots = Snapshots(root / "served")
+    snapshots.keep_all(folders)
+    return snapshots
 
 
-def noted(root: Path, folders: Mapping[str, Path], shards: int = 1) -> list[Snapshots]:
-    """What each shard serves at first."""
-    all_snapshots: list[Snapshots] = []
-    for number, some in enumerate(split(folders, shards)):
-        all_snapshots.append(Snapshots(root / "served", f"shard-{number}.json"))
-        all_snapshots[-1].keep_all(some)
-    return all_snapshots
+def found_in(root: Path) -> Found:
+    """What is trained in a folder."""
+    return Found(lambda rule: root / rule if (root / rule).is_dir() else None)
 
 
-def find_in(root: Path) -> Callable[[str], Path | None]:
-    """Finds what is trained in a folder."""
-    return lambda rule: root / rule if (root / rule).is_dir() else None
-
-
-def sharded(
-    pools: Sequence[Replicas],
-    snapshots: Sequence[Snapshots],
+def service_of(
+    replicas: Replicas,
+    snapshots: Snapshots,
     folders: Mapping[str, Path],
     observers: Sequence[Observer] = (),
+    **options: Any,
 ) -> ClusterService:
-    """The service of shards with these replicas; other rules are trained beside these."""
-    find = find_in(next(iter(folders.values())).parent)
-    shards: list[Shard] = []
-    for pool, own, some in zip(pools, snapshots, split(folders, len(pools)), strict=True):
-        shards.append(Shard(pool, own, some, find))
-    return ClusterService(shards, words, folders, find, observers)
+    """The service of these replicas; other rules are trained beside these."""
+    source = options.pop("source", found_in(next(iter(folders.values())).parent))
+    return ClusterService(replicas, snapshots, folders, words, source, observers, **options)
 
 
 class LocalReplicas:
@@ -126,21 +114,20 @@ async def local_replicas(snapshots: Snapshots, count: int = 2) -> AsyncIterator[
 
 
 class LocalCluster:
-    """Shards of two replicas each, in this process, behind an ingress."""
+    """Two replicas in this process, behind an ingress."""
 
     def __init__(
         self,
         root: Path,
         rules: Sequence[str] = RULES,
-        shards: int = 1,
         observers: Sequence[Observer] = (),
         **options: Any,
     ) -> None:
         self.root = root
         self.folders = trained(root, rules)
-        self.pools = [LocalReplicas([]) for _ in range(shards)]
-        self._snapshots = noted(root, self.folders, shards)
-        service = sharded(self.pools, self._snapshots, self.folders, observers)
+        self.pool = LocalReplicas([])
+        self._snapshots = noted(root, self.folders)
+        service = service_of(self.pool, self._snapshots, self.folders, observers)
         self._app = create_ingress(service, **({"timeout_s": 10.0} | options))
 
     @contextlib.contextmanager
@@ -151,9 +138,9 @@ class LocalCluster:
         @contextlib.asynccontextmanager
         async def lifespan(app: FastAPI) -> AsyncIterator[None]:
             async with inner(app), contextlib.AsyncExitStack() as until_closed:
-                for pool, snapshots in zip(self.pools, self._snapshots, strict=True):
-                    started = await until_closed.enter_async_context(local_replicas(snapshots))
-                    pool.replicas = started.replicas
+                replicas = local_replicas(self._snapshots)
+                started = await until_closed.enter_async_context(replicas)
+                self.pool.replicas = started.replicas
                 yield
 
         self._app.router.lifespan_context = lifespan
@@ -162,25 +149,23 @@ class LocalCluster:
 
 
 @contextlib.contextmanager
-def deployed(
-    root: Path, size: ReplicaRange, folders: Mapping[str, Path], shards: int = 1
-) -> Iterator[httpx.Client]:
+def deployed(root: Path, size: ReplicaRange, folders: Mapping[str, Path]) -> Iterator[httpx.Client]:
     """A client of what is in front of replicas of WordsEngine, on the Ray that runs."""
     from serve.cluster.ray_pool import deployed_replicas  # Ray, which quick tests do not have
 
-    snapshots = noted(root, folders, shards)
-    with deployed_replicas(size, WordsStart(), snapshots) as pools:
-        service = sharded(pools, snapshots, folders)
+    snapshots = noted(root, folders)
+    with deployed_replicas(size, WordsStart(), snapshots) as pool:
+        service = service_of(pool, snapshots, folders)
         with serving(create_ingress(service, 30.0, most_replicas=size.high)) as client:
             yield client
 
 
-def replica_processes(shard: int = 0) -> list[int]:
-    """The processes of a shard's replicas below this one, by the name that Ray gives them."""
+def replica_processes() -> list[int]:
+    """The processes of the replicas below this one, by the name that Ray gives them."""
     pids: list[int] = []
     for process in psutil.Process(os.getpid()).children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if f"ServeReplica:centurion-{shard}:" in " ".join(process.cmdline()):
+            if "ServeReplica:centurion:" in " ".join(process.cmdline()):
                 pids.append(process.pid)
     return sorted(pids)
 

@@ -16,8 +16,10 @@ import pytest
 from guard.errors import GuardError
 from guard.layout import Runs
 from guard.method import PEFT_WEIGHTS
+from guard.rule import Gate
 from guard.weights.card import load_card, read_card
 from serve.registry.registry import RegisteredRule, Registry
+from serve.registry.rollout import Mode
 from tests.serve.cards import save_card
 
 RULE = RegisteredRule("tiny", "mild", "alora")
@@ -142,6 +144,50 @@ def test_weights_of_another_seed_and_unfinished_ones_are_not_registered(
     assert registry.rules() == [] and registry.champions("tiny", "alora") == {}
 
 
+def test_a_version_is_on_trial_until_it_is_taken_back_or_another_is_champion(
+    registry: Registry,
+) -> None:
+    first, second, third = registered(registry, b"first", b"second", b"third")
+
+    def set_mode(version: str, mode: str) -> None:
+        parsed = Mode.parse(mode)
+        registry.set_mode(RULE, version, parsed, gate=Gate(), actor="ann", reason="look")
+
+    def modes() -> tuple[str, str | None, str | None]:
+        """Of the champion and of the version on trial, and which that is."""
+        registry.verify()
+        rollout = Registry(Runs(registry.root.parent)).rollout(RULE)
+        assert rollout is not None and rollout == registry.rollout(RULE)
+        if rollout.trial is None:
+            return str(rollout.mode), None, None
+        assert rollout.trial.folder == registry.folder(rollout.trial.version)
+        return str(rollout.mode), str(rollout.trial.mode), rollout.trial.version
+
+    assert modes() == ("enforce", None, None)
+    set_mode(second, "shadow")
+    set_mode(second, "canary:10%")
+    assert modes() == ("enforce", "canary:10%", second)
+    for version, mode, problem in (
+        (third, "shadow", "another version is on trial"),
+        (third, "enforce", "only a champion is enforced"),
+    ):
+        with pytest.raises(GuardError, match=problem):
+            set_mode(version, mode)
+    set_mode(first, "shadow")
+    assert modes() == ("shadow", "canary:10%", second)
+    registry.abort(RULE, second, actor="its gate", reason="it flags all")
+    registry.abort(RULE, second, actor="its gate", reason="it flags all")
+    assert modes() == ("shadow", None, None)
+    last = registry.events()[-1]
+    assert (last.kind, last.version, last.mode) == ("aborted", second, "off")
+    set_mode(third, "shadow")
+    registry.publish(RULE, second, actor="ann", reason="better")
+    assert modes() == ("shadow", None, None)  # whoever shadows a rule shadows its next version
+    set_mode(second, "enforce")
+    set_mode(third, "off")
+    assert modes() == ("enforce", None, None)
+
+
 @pytest.mark.parametrize(
     "statement",
     [
@@ -159,6 +205,15 @@ def test_an_event_that_was_edited_or_taken_out_is_named(registry: Registry, stat
         connection.execute("DROP TRIGGER event_stays")
         connection.execute(statement)
     with pytest.raises(GuardError, match=r"event [12] is not the one that was written"):
+        registry.verify()
+
+
+def test_a_mode_that_no_event_has_set_is_named(registry: Registry) -> None:
+    registered(registry, b"first")
+    with sqlite3.connect(registry.file) as connection:
+        columns = "model, rule, method, 0, id, 'off', '{}'"
+        connection.execute(f"INSERT INTO mode SELECT {columns} FROM version")
+    with pytest.raises(GuardError, match=r"no event made the champion of .* or set its modes"):
         registry.verify()
 
 

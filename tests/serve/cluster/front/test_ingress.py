@@ -75,7 +75,7 @@ def test_every_wire_format_is_refused_in_its_own_words_when_no_replica_answers(
     cluster: LocalCluster,
 ) -> None:
     with cluster.client() as client:
-        cluster.pools[0].replicas = []
+        cluster.pool.replicas = []
         for case in CASES:
             if case.name == "stream":  # which is read here
                 continue
@@ -92,12 +92,12 @@ def test_health_is_down_once_there_was_no_replica_for_long(
     monkeypatch.setattr("serve.cluster.front.probes.LOST_S", 0.1)
     with cluster.client() as client:
         assert client.get("/healthz").status_code == client.get("/readyz").status_code == 200
-        there, cluster.pools[0].replicas = cluster.pools[0].replicas, []
+        there, cluster.pool.replicas = cluster.pool.replicas, []
         time.sleep(0.15)
         # Nobody has asked meanwhile, so nobody knows for how long there is none.
         assert client.get("/healthz").status_code == 200
         wait_until(lambda: client.get("/healthz").status_code == 503)
-        cluster.pools[0].replicas = there
+        cluster.pool.replicas = there
         assert client.get("/healthz").status_code == 200
 
 
@@ -122,9 +122,9 @@ def test_a_stream_is_judged_by_the_replica_of_its_conversation(cluster: LocalClu
         streamed(client, OPENING, use)
         messages = [*OPENING["messages"], {"role": "assistant", "content": "The sea."}]
         client.post("/v1/check", json={"messages": messages})
-        assert len(cluster.pools[0].keys) == 3 and len(set(cluster.pools[0].keys)) == 1
+        assert len(cluster.pool.keys) == 3 and len(set(cluster.pool.keys)) == 1
         streamed(client, OPENING, use, {"x-session-id": "mine"})
-        assert len(set(cluster.pools[0].keys)) == 2
+        assert len(set(cluster.pool.keys)) == 2
         text = client.get("/metrics").text
         assert 'guard_checks_total{rule_set="",tenant="",verdict="violation"} 2.0' in text
         assert 'guard_request_seconds_count{format="stream",status="200"} 2.0' in text
@@ -135,7 +135,7 @@ def test_a_request_has_its_time_and_its_size_also_where_a_replica_hangs(
 ) -> None:
     monkeypatch.setattr("tests.serve.cluster.words_engine.SLOW_S", 2.0)
     # The caller's time bounds the wait, and not this.
-    monkeypatch.setattr("serve.cluster.shards.service.CLOSING_S", 120.0)
+    monkeypatch.setattr("serve.cluster.service.CLOSING_S", 120.0)
     in_time = {"guard-timeout-ms": "1000"}
 
     async def hang(*_: object) -> RelayedResponse:
@@ -147,7 +147,7 @@ def test_a_request_has_its_time_and_its_size_also_where_a_replica_hangs(
         large = client.post("/v1/check", content=b" " * (16 * 2**20 + 1))
         wrong = client.post("/v1/check", json=body("a"), headers={"guard-timeout-ms": "soon"})
         assert (large.status_code, wrong.status_code) == (413, 400)
-        cluster.pools[0].ask = hang  # type: ignore[method-assign,assignment]
+        cluster.pool.ask = hang  # type: ignore[method-assign,assignment]
         later = client.post("/v1/check", json=body("a"), headers=in_time, timeout=60)
     for answer in (late, later):
         assert (answer.status_code, answer.json()["verdict"]) == (503, "unjudged")
@@ -162,7 +162,7 @@ def test_a_body_that_no_route_reads_is_not_read(cluster: LocalCluster) -> None:
         return RelayedResponse(204, (), b"")
 
     with cluster.client() as client:
-        cluster.pools[0].ask = ask  # type: ignore[method-assign,assignment]
+        cluster.pool.ask = ask  # type: ignore[method-assign,assignment]
         for method in ("GET", "PUT", "PATCH", "DELETE", "OPTIONS"):
             client.request(method, "/v1/rules", content=b"as long as the sender likes")
         for path in ("/docs", "/openapi.json", "/nowhere"):  # most need no key

@@ -12,7 +12,8 @@ import pytest
 
 from guard.conversation.chat import turns_of
 from serve.api.errors import Unjudged
-from serve.cluster.front.session import SessionKeys, conversation_key
+from serve.api.session import conversation_key
+from serve.cluster.front.session import SessionKeys
 from serve.cluster.messages import RelayedRequest
 
 SYSTEM = {"role": "system", "content": "You sell shoes."}

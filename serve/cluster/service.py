@@ -1,0 +1,334 @@
+"""Checks by replicas that serve the same rules. A rule changes on all of them or on none.
+
+Weights are copied and looked at first. Then new checks are held, checks under way end, every
+replica loads and tests the new weights, and checks go on: by the new weights if all replicas took
+them, else by the old ones. Every check names the version of the rules that is to answer it. So a
+replica that missed a change, because it was starting or had died, makes up for it before it
+answers, or does not answer. Knows nothing of formats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request
+from starlette.exceptions import HTTPException
+
+from guard.conversation.example import Message
+from guard.errors import GuardError
+from guard.weights.card import Card, check_rule, load_card
+from serve.api.access import Caller
+from serve.api.observe.metrics import Metrics
+from serve.api.observe.record import Observer
+from serve.api.service import POLL_S, CheckService, not_trained
+from serve.api.session import SESSION_HEADER, conversation_key
+from serve.cluster.messages import CheckLost, RelayedCheck, ReplicaAnswer, ReplicaLost, Replicas
+from serve.cluster.snapshots import Snapshots, version_of
+from serve.engine import Check
+from serve.engine.refusals import CallerGone, Overloaded, TooLate, not_served, too_late
+from serve.engine.thread.engine_thread import CLOSING_S, TIMEOUT_S
+from serve.registry.rollout import Rollout, RolloutSource
+
+log = logging.getLogger(__name__)
+
+CountTokens = Callable[[str], int]
+
+LOOK_S = 1.0  # seconds for which the last look at the replicas counts
+NOBODY, LATER = "no replica is there", "Try again in a few seconds"
+# The share of a check's time in which checks under way end, else the change is put off. Checks that
+# are held meanwhile have the rest of their time.
+DRAIN_SHARE = 0.5
+# A copy that is not served is kept for that long: a replica that is starting, or starts its engine
+# again, may need it, and a rule may be served from it again.
+UNUSED_S = 24 * 3600.0
+SWITCH_S = 60.0  # seconds that a replica has to load and test new weights
+
+
+class Barrier:
+    """Open for any number at once, or closed for one alone, who waits until all are through."""
+
+    def __init__(self) -> None:
+        self._inside = 0
+        self._is_open = asyncio.Event()
+        self._is_open.set()
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+        self._closing = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def passing(self, within_s: float) -> AsyncIterator[None]:
+        """Go through. Raises TimeoutError if it is closed for longer than `within_s`."""
+        if not self._is_open.is_set():
+            async with asyncio.timeout(within_s):
+                await self._is_open.wait()
+        self._inside += 1
+        self._is_empty.clear()
+        try:
+            yield
+        finally:
+            self._inside -= 1
+            if not self._inside:
+                self._is_empty.set()
+
+    @contextlib.asynccontextmanager
+    async def closed(self, within_s: float) -> AsyncIterator[None]:
+        """Hold whoever comes, once all who are inside are through.
+
+        Raises TimeoutError if that takes longer than `within_s`; it is then open as before.
+        """
+        async with self._closing:
+            self._is_open.clear()
+            try:
+                async with asyncio.timeout(within_s):
+                    await self._is_empty.wait()
+                yield
+            finally:
+                self._is_open.set()
+
+
+class ClusterService(CheckService):
+    """Replicas, and what of which rules they serve. For one event loop; nobody else changes the
+    rules.
+
+    `folders` are those of the rules that are served at the start. `text_tokens` counts tokens as
+    the replicas do. The `source` says what of each rule is to be served now. A check has
+    `timeout_s` seconds. The `observers` are told of every check, then the `metrics`. Raises
+    GuardError for weights that cannot be served.
+    """
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        snapshots: Snapshots,
+        folders: Mapping[str, Path],
+        text_tokens: CountTokens,
+        source: RolloutSource | None = None,
+        observers: Sequence[Observer] = (),
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self.replicas = replicas
+        self._snapshots = snapshots
+        self._text_tokens = text_tokens
+        self._drain_s = DRAIN_SHARE * timeout_s
+        self._changing = asyncio.Lock()
+        self._changes: set[asyncio.Task[Card]] = set()  # under way, or waiting for it
+        self._barrier = Barrier()
+        self._is_lost = False
+        self._looked_at = time.monotonic()
+        self._copies = snapshots.read()
+        self.version = version_of(self._copies)
+        self._served = {rule: load_card(copy.folder) for rule, copy in self._copies.items()}
+        self.metrics = Metrics(self._served)
+        super().__init__(self._served, (*observers, self.metrics), source)
+        for rule, copy in self._copies.items():
+            folder = folders.get(rule, copy.folder)
+            self.rollouts[rule] = Rollout(folder=folder)
+
+    def text_tokens(self, text: str) -> int:
+        return self._text_tokens(text)
+
+    def wanted(self, rule: str) -> Rollout:
+        if rule not in self.rollouts:
+            raise not_served(rule)
+        found = self._source.find(rule, self._served[rule])
+        return found or Rollout(folder=self.rollouts[rule].folder)
+
+    async def serve(self, rule: str) -> Card:
+        """As `CheckService.serve`, on all replicas; Overloaded for a change that is put off."""
+        return await self._to_its_end(self._serve(rule))
+
+    async def remove(self, rule: str) -> Card:
+        """As `CheckService.remove`, on all replicas."""
+        return await self._to_its_end(self._remove(rule))
+
+    async def _unload_trial(self, rule: str) -> None:
+        await self.serve(rule)
+
+    async def _to_its_end(self, change: Coroutine[Any, Any, Card]) -> Card:
+        """The outcome of a change. The change goes on even if its caller is gone.
+
+        After half a change the replicas, the note and this object would contradict each other.
+        """
+        task = asyncio.create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await asyncio.shield(task)
+
+    async def _serve(self, rule: str) -> Card:
+        async with self._changing:
+            served = self._served.get(rule)
+            rollout = await asyncio.to_thread(self._source.find, rule, served)
+            if rollout is None and rule not in self.rollouts:
+                raise not_trained(rule, self._served)
+            rollout = rollout or self.wanted(rule)
+            copy = await asyncio.to_thread(self._snapshots.keep_rollout, rollout)
+            card = await asyncio.to_thread(load_card, copy.folder)
+            check_rule(card, rule, rollout.folder)
+            await self._change(rule, copy)
+            self.rollouts[rule] = rollout
+            self._served[rule] = card
+            await asyncio.to_thread(self._discard_copies)
+            return card
+
+    async def _remove(self, rule: str) -> Card:
+        async with self._changing:
+            if rule not in self._served:
+                raise HTTPException(404, f"the rule {rule!r} is not served")
+            if len(self._served) == 1:
+                raise HTTPException(409, f"{rule!r} is the last rule; stop the server instead")
+            await self._change(rule, None)
+            del self.rollouts[rule]
+            return self._served.pop(rule)
+
+    def _discard_copies(self) -> None:
+        """Delete copies that were refused or replaced; the change stands even if that fails."""
+        try:
+            self._snapshots.discard(UNUSED_S)
+        except (GuardError, OSError) as error:
+            log.error("copies that are no longer served could not be deleted: %s", error)
+
+    async def _change(self, rule: str, copy: Rollout | None) -> None:
+        """Have all replicas serve the rule as `copy` says, or without it no longer.
+
+        Raises GuardError if one refuses; all are then as before.
+        """
+        after = {name: other for name, other in self._copies.items() if name != rule}
+        if copy is not None:
+            after[rule] = copy
+        try:
+            async with self._barrier.closed(self._drain_s):
+                await self._switch(rule, copy)
+                await asyncio.to_thread(self._snapshots.write, after)
+                self._copies = after
+                self.version = version_of(after)
+        except TimeoutError:
+            within = f"within {self._drain_s:g} s"
+            problem = f"checks under way did not end {within}; the rule is as before"
+            raise Overloaded(problem, remedy="Try again later") from None
+
+    async def _switch(self, rule: str, copy: Rollout | None) -> None:
+        try:
+            outcomes = await self.replicas.each("switch", rule, copy, within_s=SWITCH_S)
+            refusals = [outcome for outcome in outcomes if outcome.error]
+        except ReplicaLost as error:
+            refusals = [ReplicaAnswer("a replica", error=str(error))]
+        if not refusals:
+            return
+        try:
+            await self.replicas.each("switch", rule, self._copies.get(rule), within_s=SWITCH_S)
+        except ReplicaLost as error:  # one that still loads is of no version until it is back
+            log.error("not all replicas could be asked to serve %s as before: %s", rule, error)
+        first = refusals[0]
+        raise GuardError(f"{first.replica}: {first.error}", got=rule)
+
+    @contextlib.asynccontextmanager
+    async def answering(self, within_s: float) -> AsyncIterator[str]:
+        """A context for a check under way, with the version of the rules that answers it.
+
+        Raises TooLate if a change takes longer than `within_s`.
+        """
+        try:
+            async with self._barrier.passing(within_s):
+                yield self.version
+        except TimeoutError:
+            raise too_late() from None
+
+    async def _answer(
+        self,
+        request: Request,
+        messages: Sequence[Message],
+        rules: Sequence[str],
+        cache_salt: str | None,
+    ) -> Check:
+        caller = Caller.of(request)
+        session = request.headers.get(SESSION_HEADER, "")
+        tenant = caller.tenant.name if caller.tenant else ""
+        key = conversation_key(messages, cache_salt, session, tenant)
+        salt = caller.salted(cache_salt)
+        deadline: float = request.scope["deadline"]
+        asking = asyncio.create_task(self._relayed(messages, rules, salt, key, deadline))
+        try:
+            await all_done(request, asking, deadline)
+            if not asking.done():
+                raise too_late()
+            answer = asking.result()
+        finally:  # nobody needs an unfinished check any more
+            asking.cancel()
+        request.scope["replicas"].append(answer.replica)
+        return _check_of(answer)
+
+    async def _relayed(
+        self,
+        messages: Sequence[Message],
+        rules: Sequence[str],
+        cache_salt: str | None,
+        key: str,
+        deadline: float,
+    ) -> ReplicaAnswer:
+        """The answer of the replica that has the conversations of `key`. Raises Overloaded, also
+        while no replica is there, whatever time is left.
+        """
+        if self._is_lost and await self._look():
+            raise ReplicaLost(NOBODY, remedy=LATER)
+        async with self.answering(deadline - time.monotonic()) as version:
+            within_s = deadline - time.monotonic()
+            relayed = RelayedCheck(tuple(messages), tuple(rules), cache_salt, within_s)
+            asking = asyncio.ensure_future(self.replicas.check(relayed, key, version))
+            try:
+                while not asking.done():
+                    await asyncio.wait([asking], timeout=LOOK_S)
+                    if not asking.done() and await self._look():
+                        raise CheckLost(NOBODY, remedy=LATER)
+                return asking.result()
+            finally:
+                asking.cancel()
+
+    async def _look(self) -> bool:
+        """Whether there is no replica, as of the last look."""
+        if time.monotonic() > self._looked_at + LOOK_S:
+            self._looked_at = time.monotonic()
+            with contextlib.suppress(ReplicaLost, TimeoutError):  # then nobody knows
+                running = await asyncio.wait_for(self.replicas.running(), LOOK_S)
+                self._is_lost = not running
+        return self._is_lost
+
+
+async def all_done(request: Request, asking: asyncio.Future[Any], deadline: float) -> None:
+    """Wait for the answer until the request's time is over, and `patience_s` longer.
+
+    A replica ends a late check itself, and its own reason is better than ours. Raises CallerGone.
+    """
+    until = deadline + patience_s(request)
+    while not asking.done() and (left_s := until - time.monotonic()) > 0:
+        await asyncio.wait([asking], timeout=min(POLL_S, left_s))
+        if not asking.done() and await request.is_disconnected():
+            raise CallerGone("the caller is gone")
+
+
+def patience_s(request: Request) -> float:
+    """How many seconds longer than a request's time we wait for a replica's own reason.
+
+    At most as long as the request itself has, and at least two of a replica's looks at the clock.
+    """
+    seconds: float = request.scope.get("seconds", CLOSING_S)
+    return min(CLOSING_S, max(2 * POLL_S, seconds))
+
+
+def _check_of(answer: ReplicaAnswer) -> Check:
+    """The check of an answer. Raises its error, of the class by which metrics count it."""
+    if answer.error is None:
+        check: Check = answer.value
+        return check
+    if answer.code == "too_late":
+        raise TooLate(answer.error)
+    if answer.code != "overloaded":
+        raise GuardError(answer.error)
+    failure = ReplicaLost(answer.error)
+    failure.retry_after_s = answer.retry_after_s
+    raise failure

@@ -1,1 +1,0 @@
-"""Rules over several groups of replicas: `make up REPLICAS=2 SHARDS=4`."""

@@ -1,0 +1,78 @@
+"""A gate takes back what exceeds a limit, and hardly ever what keeps to all of them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from guard.rule import Gate
+from serve.registry.gate import TrialGate
+
+ALL = Gate(most_disagreement=0.1, most_flagged=1.5, most_unjudged=0.05, slower_than=1.0)
+CHECKS = 3_000
+
+
+def checks_to_abort(
+    seed: int,
+    *,
+    flagged: float = 0.2,
+    disagreeing: float = 0.02,
+    unjudged: float = 0.01,
+    slow: float = 0.01,
+) -> int | None:
+    """After how many checks a version is taken back that flags so many conversations, of which the
+    champion flags a fifth.
+    """
+    draw, gate = random.Random(seed), TrialGate(ALL)
+    for check in range(1, CHECKS + 1):
+        point = draw.random()
+        champion, trial = point < 0.2, point < flagged
+        if draw.random() < disagreeing:
+            trial = not trial
+        said = None if draw.random() < unjudged else trial
+        if gate.saw(champion, said, 2.0 if draw.random() < slow else 0.1):
+            return check
+    return None
+
+
+def test_a_version_that_keeps_to_all_limits_is_hardly_ever_taken_back() -> None:
+    aborted = [seed for seed in range(200) if checks_to_abort(seed)]
+    assert len(aborted) <= 10
+
+
+@pytest.mark.parametrize(
+    ("fault", "within"),
+    [
+        ({"flagged": 0.4}, 900),
+        ({"disagreeing": 0.3}, 300),
+        ({"unjudged": 0.2}, 300),
+        ({"slow": 0.3}, 300),
+    ],
+)
+def test_a_version_that_exceeds_one_is_taken_back(fault: dict[str, float], within: int) -> None:
+    for seed in range(30):
+        assert (checks_to_abort(seed, **fault) or CHECKS) <= within
+
+
+def test_it_says_why_and_not_before_it_has_seen_enough() -> None:
+    gate = TrialGate(Gate(least_checks=30))
+    reasons = [gate.saw(False, True, 0.1) for _ in range(40)]
+    assert reasons[:29] == [None] * 29
+    assert reasons[29] == "it flagged 30 of 30 checks, the champion 0; 1.5 times may be"
+
+
+def test_what_the_champion_cannot_judge_says_nothing_of_the_trial() -> None:
+    gate = TrialGate(ALL)
+    assert {gate.saw(None, None, 9.0) for _ in range(1_000)} == {None}
+
+
+def test_a_window_forgets_what_was_before_it() -> None:
+    """Or a version that was good for a month would be bad for another one, unnoticed."""
+    late = {}
+    for window in (1_000, 100_000):
+        gate = TrialGate(Gate(window=window))
+        for _ in range(20_000):
+            gate.saw(True, True, 0.1)
+        late[window] = next(n for n in range(50_000) if gate.saw(False, True, 0.1))
+    assert late[1_000] < 50 < late[100_000]
