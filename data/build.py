@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 from data import manifest
 from data.debate import debate
+from data.generator.words import WORDS_FILE
 from data.ingest import Splitting
 from data.long_turns import with_long_turns
 from data.rows import is_hub_id, local_files
@@ -107,7 +108,8 @@ RENDERING = (
 
 def code_files() -> list[Path]:
     """The code that data sets are written with: all of this stage, and RENDERING."""
-    return [*sorted((ROOT / "data").rglob("*.py")), *(ROOT / "guard" / name for name in RENDERING)]
+    data = [*sorted((ROOT / "data").rglob("*.py")), WORDS_FILE]
+    return [*data, *(ROOT / "guard" / name for name in RENDERING)]
 
 
 def has_splits(folder: Path) -> bool:

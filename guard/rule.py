@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from guard.arguments import comma_separated
 from guard.conversation.example import ROLES
@@ -52,19 +52,25 @@ class RuleExample(Strict):
 
 
 class Gate(Strict):
-    """What takes a version on trial back by itself: more than this, over a window of checks.
+    """What takes a version on trial back by itself: more than this, over a window of conversations.
 
-    Shares are of the checks in which it was judged; `most_flagged` is a multiple of what the
-    champion flags. At most 5 % of the windows of a version that keeps to all of it take it back.
+    Shares are of the conversations that its champion judged; `most_flagged` is a multiple of what
+    that flags. At most 5 % of the windows of a version that keeps to all of it take it back.
     """
 
     most_disagreement: float | None = Field(default=None, gt=0, lt=1)
     most_flagged: float | None = Field(default=1.5, gt=0, le=100)
     most_unjudged: float | None = Field(default=0.05, gt=0, lt=1)
-    # Seconds; more than one in 20 checks with this version may not take as long.
+    # Seconds; no more than one in 20 checks with this version may take longer.
     slower_than: float | None = Field(default=None, gt=0)
     least_checks: int = Field(default=50, ge=1)
     window: int = Field(default=10_000, ge=100)
+
+    @model_validator(mode="after")
+    def _may_abort(self) -> Self:
+        if self.least_checks > self.window:
+            raise ValueError("least_checks should be at most window")
+        return self
 
 
 class Rule(Strict):

@@ -24,11 +24,9 @@ from serve.engine.adapter import trained
 from serve.engine.engines import GuardEngines, model_of
 from serve.merge import MERGED, mergeable_method, merged_engine
 from serve.registry.registry import RegisteredRule, Registry, publishing, user_name
-from serve.registry.rollout import Rollout, RolloutSource
+from serve.registry.rollout import Rollout, RolloutSource, TrialVersion
 
 log = logging.getLogger(__name__)
-
-GATE = "the rule's gate"  # who takes a version on trial back by itself
 
 
 @dataclass(frozen=True)
@@ -201,8 +199,9 @@ class RegisteredRollouts(RolloutSource):
         log.warning("no weights of the rule %r: %s", rule, why)
         return None
 
-    def abort(self, served: Card, version: str, reason: str) -> None:
-        self._registry.abort(RegisteredRule.of(served), version, actor=GATE, reason=reason)
+    def abort(self, served: Card, trial: TrialVersion, reason: str) -> None:
+        rule, gate = RegisteredRule.of(served), "the rule's gate"
+        self._registry.abort(rule, trial, actor=gate, reason=reason)
 
 
 def open_engines(parts: Sequence[ServedPart]) -> GuardEngines:

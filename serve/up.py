@@ -33,7 +33,6 @@ from serve.engine.engines import GuardEngines
 from serve.engine.thread.engine_thread import CLOSING_S, EngineThread
 from serve.observers import open_observers
 from serve.policy.rule_set import RuleSet, load_rule_sets
-from serve.registry.rollout import RolloutSource
 from serve.selection import (
     RegisteredRollouts,
     Selection,
@@ -67,9 +66,14 @@ def main() -> None:
     tenants = _tenants(arguments.tenants, rule_sets)
     tls = tls_settings(arguments.tls_cert, arguments.tls_key, arguments.tls_client_ca)
     observers = open_observers(arguments.audit_log, arguments.traces)
-    source = RegisteredRollouts(selection, parts)
     options = ServedOptions(
-        parts, arguments.timeout, rule_sets, tenants, arguments.audit_log, arguments.traces
+        parts,
+        arguments.timeout,
+        rule_sets,
+        tenants,
+        arguments.audit_log,
+        arguments.traces,
+        source=RegisteredRollouts(selection, parts),
     )
     running = _cluster_app
     if arguments.replicas is None:
@@ -80,7 +84,7 @@ def main() -> None:
             print(line, flush=True)
         for line in unpublished(selection, parts):
             print(line, flush=True)
-        with running(arguments, options, observers, source) as app:
+        with running(arguments, options, observers) as app:
             _serve(app, listener, arguments.timeout, tls)
 
 
@@ -138,7 +142,6 @@ def _single_app(
     arguments: argparse.Namespace,
     options: ServedOptions,
     observers: Sequence[Observer],
-    source: RolloutSource,
 ) -> Iterator[FastAPI]:
     """The app around engines in this process. Raises GuardError if they do not start."""
 
@@ -153,7 +156,7 @@ def _single_app(
             is_watching=arguments.watch,
             tenants=options.tenants,
             observers=observers,
-            source=source,
+            source=options.source,
         )
 
 
@@ -161,7 +164,6 @@ def _cluster_app(
     arguments: argparse.Namespace,
     options: ServedOptions,
     observers: Sequence[Observer],
-    source: RolloutSource,
 ) -> contextlib.AbstractContextManager[FastAPI]:
     """The app in front of replicas in processes of their own."""
     from serve.cluster.start import running_cluster
@@ -171,7 +173,6 @@ def _cluster_app(
         options,
         observers=observers,
         is_watching=arguments.watch,
-        source=source,
     )
 
 

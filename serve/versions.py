@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import get_args
 
 from guard.arguments import comma_separated
 from guard.errors import GuardError, exits_cleanly
@@ -41,12 +42,10 @@ def listing(registry: Registry, rules: list[str] | None = None) -> str:
 
 def _mode(version: Version, rollout: Rollout | None) -> str:
     """Empty for what is as it is without a word: a champion that is enforced, another one off."""
-    if rollout is None:
-        return ""
-    if version.folder == rollout.folder and rollout.mode != ENFORCE:
-        return f"{rollout.mode}, "
-    if rollout.trial is not None and rollout.trial.version == version.id:
+    if rollout is not None and rollout.trial is not None and version.id == rollout.trial.version:
         return f"{rollout.trial.mode}, "
+    if rollout is not None and version.folder == rollout.folder and rollout.mode != ENFORCE:
+        return f"{rollout.mode}, "
     return ""
 
 
@@ -117,9 +116,7 @@ def _arguments() -> argparse.Namespace:
     )
     runs = "the folder of weights and results (default: %(default)s)"
     parser.add_argument("--runs", type=Path, default=Runs().root, help=runs)
-    commands = parser.add_subparsers(
-        dest="command", required=True, metavar="list|publish|rollback|mode"
-    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar=COMMANDS)
     shown = commands.add_parser("list", help="all versions, and whether the events hold")
     shown.add_argument("--rules", help="comma-separated; default: all")
     shown.add_argument("--files", action="store_true", help="check every version's weights too")
@@ -156,11 +153,13 @@ def change(arguments: argparse.Namespace, registry: Registry, runs: Runs) -> lis
     back = arguments.command == "rollback"
     mode = Mode.parse(arguments.mode) if arguments.command == "mode" else None
     alias: Alias = "previous" if back else "candidate"
+    if arguments.version in get_args(Alias):
+        alias = arguments.version
     chosen: list[Version] = []
     for rule in named_rules(registry, arguments.rule, arguments.model, method, alias):
         if arguments.version:
-            ids = {str(name): named for name, named in registry.aliases(rule).items()}
-            version = registry.version(rule, ids.get(arguments.version, arguments.version))
+            named = registry.aliases(rule).get(alias) if arguments.version == alias else None
+            version = registry.version(rule, named or arguments.version)
         elif back:
             version = previous(registry, rule)
         else:
@@ -168,14 +167,22 @@ def change(arguments: argparse.Namespace, registry: Registry, runs: Runs) -> lis
         requirements.admit(rule.rule, version.folder)  # or no server could start with it
         chosen.append(version)
     actor, why = user_name(), arguments.why
+    gates = {version.id: load_rule(version.rule.rule).gate for version in chosen if mode}
     for version in chosen:
         rule = version.rule
         if mode is not None:
-            gate = load_rule(rule.rule).gate
+            gate = gates[version.id]
             registry.set_mode(rule, version.id, mode, gate=gate, actor=actor, reason=why)
         elif registry.aliases(rule)["champion"] != version.id:
             registry.publish(rule, version.id, actor=actor, reason=why, back=back)
     return chosen
+
+
+def _as_before(registry: Registry, champion: Version) -> str:
+    """A warning where the rule is not enforced, as it was not before either; or nothing."""
+    if mode := _mode(champion, registry.rollout(champion.rule)):
+        return f", {mode}as before: `make mode VERSION=champion MODE=enforce`"
+    return ""
 
 
 @exits_cleanly
@@ -196,7 +203,7 @@ def main() -> None:
         if arguments.command == "mode":
             print(f"{version.rule.rule}: {name} is {Mode.parse(arguments.mode)}")
         else:
-            print(f"{version.rule.rule}: the champion is {name}")
+            print(f"{version.rule.rule}: the champion is {name}{_as_before(registry, version)}")
     print("served in seconds with WATCH=1, else after POST /admin/rules/RULE or a restart")
 
 

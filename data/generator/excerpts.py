@@ -26,7 +26,6 @@ from data.generator.phrasebook import (
     STRATA,
     Corpus,
     DistinctLines,
-    Lines,
     Pool,
     cores_of,
     line_id,
@@ -34,6 +33,7 @@ from data.generator.phrasebook import (
     turns_of,
 )
 from data.generator.registers import EXCERPT_REGISTERS
+from data.generator.words import Lines
 from guard.conversation.example import GENERATOR, Example, Message, Split
 from guard.files.yaml_file import Strict
 from guard.rule import SPEAKERS, Rule

@@ -22,38 +22,12 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from data.generator.words import WORDS
 from guard.errors import GuardError, choose_from
 
 FORMS = ("base", "ing", "past", "s")
-PRONOUNS = {
-    "you": {"you": "you", "object": "you", "your": "your", "yourself": "yourself"},
-    "my": {"you": "I", "object": "me", "your": "my", "yourself": "myself"},
-    "our": {"you": "we", "object": "us", "your": "our", "yourself": "ourselves"},
-    "her": {"you": "she", "object": "her", "your": "her", "yourself": "herself"},
-    "his": {"you": "he", "object": "him", "your": "his", "yourself": "himself"},
-    "their": {"you": "they", "object": "them", "your": "their", "yourself": "themselves"},
-}
-IRREGULAR = {  # base: (ing, past); the third person is regular
-    "take": ("taking", "took"), "stop": ("stopping", "stopped"), "cut": ("cutting", "cut"),
-    "put": ("putting", "put"), "skip": ("skipping", "skipped"), "go": ("going", "went"),
-    "come": ("coming", "came"), "drink": ("drinking", "drank"), "swap": ("swapping", "swapped"),
-    "give": ("giving", "gave"), "get": ("getting", "got"), "drop": ("dropping", "dropped"),
-    "keep": ("keeping", "kept"), "forget": ("forgetting", "forgot"), "tell": ("telling", "told"),
-    "set": ("setting", "set"), "run": ("running", "ran"), "send": ("sending", "sent"),
-    "pay": ("paying", "paid"), "bring": ("bringing", "brought"), "wear": ("wearing", "wore"),
-    "write": ("writing", "wrote"), "speak": ("speaking", "spoke"), "leave": ("leaving", "left"),
-    "be": ("being", "was"), "have": ("having", "had"), "begin": ("beginning", "began"),
-    "quit": ("quitting", "quit"), "let": ("letting", "let"), "make": ("making", "made"),
-    "hold": ("holding", "held"), "wrap": ("wrapping", "wrapped"), "rub": ("rubbing", "rubbed"),
-    "split": ("splitting", "split"), "read": ("reading", "read"), "throw": ("throwing", "threw"),
-    "break": ("breaking", "broke"), "say": ("saying", "said"), "show": ("showing", "showed"),
-    "spell": ("spelling", "spelled"), "dump": ("dumping", "dumped"),
-    "step": ("stepping", "stepped"), "shut": ("shutting", "shut"), "wean": ("weaning", "weaned"),
-    "strap": ("strapping", "strapped"), "lie": ("lying", "lay"), "do": ("doing", "did"),
-    "repay": ("repaying", "repaid"), "override": ("overriding", "overrode"),
-    "overwrite": ("overwriting", "overwrote"), "refer": ("referring", "referred"),
-    "plan": ("planning", "planned"), "buy": ("buying", "bought"), "build": ("building", "built"),
-}  # fmt: skip
+PRONOUNS = WORDS.pronouns
+IRREGULAR = {base: tuple(forms.split()) for base, forms in WORDS.irregular.items()}
 
 _CHOICE = re.compile(r"\(([^()]*)\)")
 _SLOT = re.compile(r"\{([a-z_]+)(\.\d)?(?::([a-z,]+))?\}")

@@ -13,9 +13,10 @@ import hashlib
 from dataclasses import dataclass
 from typing import Annotated, Literal, cast
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator
 
 from data.generator import grammar
+from data.generator.words import Lines
 from guard.files.yaml_file import Strict
 from guard.rule import Judged, Rule
 
@@ -34,19 +35,12 @@ Speaker = Literal["user", "assistant", "tool"]
 Stance = Literal["does", "declines", "informs", "quotes", "supposes", "asks", "resembles"]
 
 
-def _split_block(block: object) -> object:
-    if isinstance(block, str):
-        return tuple(block.splitlines())
-    return block
-
-
 def _refuse_repeats(lines: tuple[str, ...]) -> tuple[str, ...]:
     if not lines or len(set(lines)) != len(lines):
         raise ValueError("the block is empty or repeats a line")
     return lines
 
 
-Lines = Annotated[tuple[str, ...], BeforeValidator(_split_block)]
 DistinctLines = Annotated[Lines, AfterValidator(_refuse_repeats)]
 
 

@@ -47,8 +47,7 @@ def create_app(
 
     `rule_sets` are of the engine's rules. Without `tenants` whoever reaches it may ask everything.
     `observers` are told of every check, and closed with the server. While it `is_watching`, what is
-    published is served by itself. `find_trained` finds the folder of a rule's weights as they are
-    to be served.
+    published is served by itself. The `source` says what of each rule is to be served.
     """
     app = FastAPI(
         title=TITLE,

@@ -18,9 +18,9 @@ from serve.api.observe.record import Observer
 from serve.api.service import POLL_S, CheckService, not_trained
 from serve.engine import Check
 from serve.engine.engines import CheckEngine
-from serve.engine.refusals import too_late
+from serve.engine.refusals import Overloaded, too_late
 from serve.engine.thread.engine_thread import TIMEOUT_S, EngineThread
-from serve.registry.rollout import Rollout, RolloutSource, Trial, trial_name
+from serve.registry.rollout import Rollout, RolloutSource, TakenBack, TrialVersion, trial_name
 
 
 class EngineService(CheckService):
@@ -68,44 +68,52 @@ class EngineService(CheckService):
 
     def wanted(self, rule: str) -> Rollout:
         found = self._source.find(rule, self._served[rule])
-        return found or Rollout(folder=self._engine.folder(rule))
+        return self.without_taken_back(found or self._as_now(rule))
+
+    def _as_now(self, rule: str) -> Rollout:
+        """What of the rule is served. Raises GuardError if it has no folder."""
+        return self.rollouts.get(rule) or Rollout(folder=self._engine.folder(rule))
+
+    async def watch_trials(self) -> None:
+        """Nobody else judges here."""
 
     async def serve(self, rule: str, rollout: Rollout | None = None) -> Card:
-        """As `CheckService.serve`, or as `rollout` says."""
+        """As `CheckService.serve`, or as `rollout` says. A trial that cannot be served is over."""
         is_given = rollout is not None
         async with self._changing:
             if rollout is None:
                 rollout = await asyncio.to_thread(self._source.find, rule, self._served.get(rule))
             if rollout is None and rule not in self._served:
                 raise not_trained(rule, self._served)
-            wanted = rollout or Rollout(folder=self._engine.folder(rule))
+            wanted = rollout or self._as_now(rule)
             card = await asyncio.to_thread(read_card, wanted.folder)
             check_rule(card, rule, wanted.folder)
-            trials = self._trials.setdefault(rule, set())
-            if wanted.trial is not None:
-                await self._load_trial(rule, wanted.trial)
             before = self.rollouts.get(rule)
             is_same = before is not None and before.folder == wanted.folder
             is_asked_again = not is_given and before == wanted
             if is_asked_again or not is_same or card != self._served.get(rule):
                 await asyncio.wrap_future(self.thread.serve_rule(rule, wanted.folder))
-            self.rollouts[rule] = wanted
             self._served[rule] = self._engine.rules[rule]
-            wanted_name = wanted.trial and trial_name(rule, wanted.trial.version)
-            for name in trials - {wanted_name}:
-                await asyncio.wrap_future(self.thread.remove_rule(name))
-                trials.discard(name)
+            self.rollouts[rule] = self.without_taken_back(wanted)
+            await self._set_trial(rule, self.rollouts[rule].trial)
             return self._served[rule]
 
-    async def _load_trial(self, rule: str, trial: Trial) -> None:
-        name = trial_name(rule, trial.version)
-        if name not in self._trials[rule]:
-            check_rule(await asyncio.to_thread(read_card, trial.folder), rule, trial.folder)
-            await asyncio.wrap_future(self.thread.serve_rule(name, trial.folder))
-            self._trials[rule].add(name)
-
-    async def _unload_trial(self, rule: str) -> None:
-        await self.serve(rule, self.rollouts[rule])
+    async def _set_trial(self, rule: str, trial: TrialVersion | None) -> None:
+        """Have the engine serve this version beside the rule's champion, and no other."""
+        loaded = self._trials.setdefault(rule, set())
+        name = "" if trial is None else trial_name(rule, trial.version)
+        if trial is not None and name not in loaded:
+            try:
+                check_rule(await asyncio.to_thread(read_card, trial.folder), rule, trial.folder)
+                await asyncio.wrap_future(self.thread.serve_rule(name, trial.folder))
+                loaded.add(name)
+            except Overloaded:
+                raise
+            except GuardError as error:
+                self.take_back(TakenBack(rule, trial, f"it cannot be served: {error}"))
+        for other in loaded - {name}:
+            await asyncio.wrap_future(self.thread.remove_rule(other))
+            loaded.discard(other)
 
     async def remove(self, rule: str) -> Card:
         async with self._changing:

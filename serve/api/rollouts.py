@@ -36,11 +36,12 @@ class AskedVersion(NamedTuple):
 
 class SettledCheck(NamedTuple):
     """A check as its caller gets it: by the versions that decide. Of each rule of which not all is
-    enforced, what every version `said`.
+    enforced, what every version `said`. `conversation` is its key.
     """
 
     check: Check
     said: Sequence[JudgedVersion] = ()
+    conversation: str = ""
 
 
 class Assignment:
@@ -53,6 +54,7 @@ class Assignment:
     def __init__(
         self, rollouts: Mapping[str, Rollout], rules: Sequence[str], key: str, *, is_answer: bool
     ) -> None:
+        self._key = key
         self._point = int(key[:KEY_DIGITS], 16) / 16**KEY_DIGITS
         self._asked: dict[str, list[AskedVersion]] = {}
         self._on_trial: set[str] = set()
@@ -112,7 +114,7 @@ class Assignment:
             latencies_ms={},
             undecided=tuple(undecided),
         )
-        return SettledCheck(settled, said)
+        return SettledCheck(settled, said, self._key)
 
     def _deciding(self, asked: Sequence[AskedVersion], found: Mapping[str, Verdict]) -> str | None:
         """Of the versions that may decide, the first that has a verdict, or else the last."""

@@ -36,7 +36,7 @@ from serve.policy.logic import Decision
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling
 from serve.registry.gate import TrialGate
-from serve.registry.rollout import Rollout, RolloutSource
+from serve.registry.rollout import SHOWN_DIGITS, Rollout, RolloutSource, TakenBack
 
 log = logging.getLogger(__name__)
 
@@ -96,8 +96,9 @@ class CheckService(ABC):
         self.rollouts: dict[str, Rollout] = {}  # what of each rule is served
         self._observers = tuple(observers)
         self._source = source or RolloutSource()
-        self._gates: dict[str, TrialGate] = {}  # by the versions on trial
-        self._aborting: set[asyncio.Task[None]] = set()
+        self._gates: dict[tuple[str, int], TrialGate] = {}  # by the trials
+        self.taken_back: dict[tuple[str, int], TakenBack] = {}  # by the trials that are over
+        self._noting: set[asyncio.Task[None]] = set()
 
     @classmethod
     def of(cls, request: Request) -> Self:
@@ -112,6 +113,10 @@ class CheckService(ABC):
         """What of a rule is to be served now. Raises GuardError if it has no folder."""
 
     @abstractmethod
+    async def watch_trials(self) -> None:
+        """Take back what others who judge here have taken back."""
+
+    @abstractmethod
     async def serve(self, rule: str) -> Card:
         """Serve a rule as it is to be served now; the card of its champion.
 
@@ -124,10 +129,6 @@ class CheckService(ABC):
         """Stop serving a rule; the card that it had. Checks under way end with it. Raises
         HTTPException 409 for one that must stay, and GuardError for what cannot be removed.
         """
-
-    @abstractmethod
-    async def _unload_trial(self, rule: str) -> None:
-        """Have what answers forget the version that is on trial no longer."""
 
     @abstractmethod
     async def _answer(
@@ -146,15 +147,11 @@ class CheckService(ABC):
     async def adopt(self) -> None:
         """Serve every rule as it is to be served; the log says what cannot be."""
         for rule, rollout in list(self.rollouts.items()):
-            wanted = await asyncio.to_thread(self.wanted, rule)
-            if wanted == rollout:
-                continue
             try:
-                await self.serve(rule)
+                if await asyncio.to_thread(self.wanted, rule) != rollout:
+                    await self.serve(rule)
             except GuardError as error:
                 log.error("the rule %s is not served as it is to be: %s", rule, error)
-                # What may not decide must not, whatever else failed.
-                self.rollouts[rule] = rollout.model_copy(update={"mode": wanted.mode})
 
     async def check(
         self, request: Request, messages: Sequence[Message], question: Question
@@ -188,7 +185,7 @@ class CheckService(ABC):
             raise
         decision = question.rule_set.decide(rulings_of(check), question.metadata or {})
         record = replace(record, check=check, decision=decision, said=settled.said)
-        self._watch_trials(self._tell(record, clock))
+        self._watch_trials(self._tell(record, clock), settled.conversation)
         return DecidedCheck(check, decision)
 
     async def _judged(
@@ -200,34 +197,55 @@ class CheckService(ABC):
         tenant = caller.tenant.name if caller.tenant else ""
         key = conversation_key(question.within or messages, salt, session, tenant)
         is_answer = question.purpose == "answer"
-        asked = Assignment(self.rollouts, question.rule_set.rules, key, is_answer=is_answer)
+        rules = question.rule_set.rules
+        rollouts: dict[str, Rollout] = {}
+        for rule in rules:
+            if rule in self.rollouts:
+                rollouts[rule] = self.without_taken_back(self.rollouts[rule])
+        asked = Assignment(rollouts, rules, key, is_answer=is_answer)
         check = Check((), {}, 0, 0, 0.0)
         if names := asked.names:
             check = await self._answer(request, messages, names, salt)
         return asked.settled(check)
 
-    def _watch_trials(self, record: CheckRecord) -> None:
-        """Take back what a version's gate takes back: here at once, then wherever it is noted."""
-        for trial, champion in record.trials():
-            rollout = self.rollouts.get(trial.rule)
-            if rollout is None or rollout.trial is None or rollout.trial.version != trial.version:
-                continue
-            gate = self._gates.setdefault(trial.version, TrialGate(rollout.trial.gate))
-            reason = gate.saw(champion.violates, trial.violates, record.latency_s)
-            if reason is not None:
-                log.warning("%s of %s is taken back: %s", trial.version[:12], trial.rule, reason)
-                self.rollouts[trial.rule] = rollout.model_copy(update={"trial": None})
-                del self._gates[trial.version]
-                task = asyncio.create_task(self._abort(trial.rule, trial.version, reason))
-                self._aborting.add(task)
-                task.add_done_callback(self._aborting.discard)
+    def without_taken_back(self, rollout: Rollout) -> Rollout:
+        """The rollout without a trial that is over."""
+        if rollout.trial is not None and rollout.trial.key in self.taken_back:
+            return rollout.model_copy(update={"trial": None})
+        return rollout
 
-    async def _abort(self, rule: str, version: str, reason: str) -> None:
+    def _watch_trials(self, record: CheckRecord, conversation: str) -> None:
+        """Take back what a version's gate takes back."""
+        if record.purpose != "answer":
+            return
+        for said, champion in record.trials():
+            rollout = self.rollouts.get(said.rule)
+            if rollout is None or rollout.trial is None or rollout.trial.version != said.version:
+                continue
+            trial = rollout.trial
+            gate = self._gates.setdefault(trial.key, TrialGate(trial.gate))
+            flagged = (champion.violates, said.violates)
+            if reason := gate.saw(conversation, *flagged, record.latency_s):
+                self.take_back(TakenBack(said.rule, trial, reason))
+
+    def take_back(self, over: TakenBack) -> None:
+        """Ask the trial nothing more; note that it is over, and have it unloaded."""
+        if over.trial.key not in self.taken_back:
+            self.taken_back[over.trial.key] = over
+            self._gates.pop(over.trial.key, None)
+            name = over.trial.version[:SHOWN_DIGITS]
+            log.warning("%s of %s is taken back: %s", name, over.rule, over.reason)
+            task = asyncio.create_task(self._note(over))
+            self._noting.add(task)
+            task.add_done_callback(self._noting.discard)
+
+    async def _note(self, over: TakenBack) -> None:
         try:
-            await asyncio.to_thread(self._source.abort, self.cards[rule], version, reason)
-        except Exception:  # it is asked no longer, and after a restart it would be
-            log.exception("that a version of %s was taken back could not be noted", rule)
-        await self._unload_trial(rule)
+            served = self.cards[over.rule]
+            await asyncio.to_thread(self._source.abort, served, over.trial, over.reason)
+            await self.serve(over.rule)
+        except Exception:  # it is asked nothing more; a server that starts later would ask it
+            log.exception("that a trial of %s is over could not be noted", over.rule)
 
     def _tell(self, record: CheckRecord, clock: float) -> CheckRecord:
         """Tell the observers of a check that began at `clock`, by time.perf_counter."""

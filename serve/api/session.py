@@ -1,8 +1,6 @@
-"""What the requests of one conversation have in common: the key by which all come to one replica,
-and by which a canary decides for all of them or for none.
-
-It never changes while a conversation grows: it is the caller's header `x-session-id`, or a hash of
-the tenant and of the turns up to the first user's.
+"""The key of a conversation, by which its requests come to one replica, and a canary decides for
+all of them or for none. It never changes while a conversation grows: it is the caller's header
+`x-session-id`, or a hash of the tenant and of the turns up to the first user's.
 """
 
 from __future__ import annotations

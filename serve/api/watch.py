@@ -61,6 +61,8 @@ async def watch(service: CheckService, interval_s: float = INTERVAL_S) -> None:
         await asyncio.sleep(interval_s)
         try:
             sees_files = look % LOOKS_PER_FILE_LOOK == 0
+            if sees_files:
+                await service.watch_trials()
             due = await asyncio.to_thread(_look, service, watched, sees_files=sees_files)
         except Exception as error:  # rules that another thread changed meanwhile, for example
             if repr(error) != logged:

@@ -24,7 +24,6 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from guard.errors import GuardError
-from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, validate
 from guard.layout import Runs
 from serve.cluster.log import log_into
@@ -43,10 +42,6 @@ from serve.tenants.tenant_file import load_tenants
 
 MAX_AT_INGRESS = 10_000  # the ingress's own limits are lower, and answer in the wire format
 COPIES = "cluster"  # the folder of the copies, in `runs`
-# A beginning is a hash of the weights that an application started with. This file in `cluster/`
-# lists those of the last applications, the present one first.
-BEGINNINGS, KEPT_BEGINNINGS = "beginnings.txt", 5
-
 SharedPath = Annotated[Path, Field(strict=False)]  # a text in `args`
 
 
@@ -94,7 +89,6 @@ class ApplicationArguments(Strict):
 class IngressOptions:
     """What an ingress needs beside the replicas."""
 
-    selection: Selection
     served: ServedOptions
     snapshots: Snapshots
     is_watching: bool
@@ -112,14 +106,12 @@ class ServedIngress:
         """The app in front of the replicas. It serves the rules of the snapshots."""
         options, served = self._options, self._options.served
         log_into(served.log)  # as replicas log: without the text of requests
-        _note_beginning(options.snapshots)
         return app_in_front(
             RayPool(self._replicas),
             options.snapshots,
             served,
             observers=open_observers(served.audit_log, served.traces),
             is_watching=options.is_watching,
-            source=RegisteredRollouts(options.selection, served.parts),
             most_replicas=options.most_replicas,
         )
 
@@ -144,13 +136,15 @@ def build(args: dict[str, Any]) -> serve.Application:
 
 
 def _ingress_options(arguments: ApplicationArguments) -> IngressOptions:
-    runs = Runs(arguments.runs)
+    most_replicas, runs = arguments.size.high, Runs(arguments.runs)
     selection = Selection(arguments.model, arguments.rules, arguments.method, runs=runs)
+    parts = served_parts(selection)
     served = ServedOptions(
-        served_parts(selection),
+        parts,
         arguments.timeout,
         audit_log=arguments.audit_log,
         traces=arguments.traces,
+        source=RegisteredRollouts(selection, parts),
     )
     snapshots = _served_last(arguments.runs / COPIES, served.folders)
     # A rule set may name a rule that an administrator added or removed after the start. A removed
@@ -159,47 +153,22 @@ def _ingress_options(arguments: ApplicationArguments) -> IngressOptions:
     rule_sets = load_rule_sets(arguments.rule_sets, names) if arguments.rule_sets else {}
     tenants = load_tenants(arguments.tenants, rule_sets) if arguments.tenants else None
     served = replace(served, rule_sets=rule_sets, tenants=tenants)
-    return IngressOptions(selection, served, snapshots, arguments.watch, arguments.size.high)
+    return IngressOptions(served, snapshots, arguments.watch, most_replicas)
 
 
 def _served_last(root: Path, folders: Mapping[str, Path]) -> Snapshots:
-    """The copies that are served.
+    """The copies that are served: those that an application which began like this one served last.
 
-    An application that begins like the one before it serves the copies that this one served last.
-    Any other application serves new copies.
+    Notes of other beginnings free their copies once they are UNUSED_S old: until then another
+    application may still be starting, or come back.
     """
     copies = Snapshots(root)
     first = {rule: Rollout(folder=copies.keep(folder)) for rule, folder in folders.items()}
-    beginning = version_of(first)[:16]
-    before = _beginnings(root)
-    goes_on = not before or before[0] == beginning
-    snapshots = Snapshots(root, f"served-{beginning}.json")
-    if not (goes_on and snapshots.note.is_file()):
+    snapshots = Snapshots(root, f"served-{version_of(first)[:16]}.json")
+    if not snapshots.note.is_file():
         snapshots.write(first)
-    return snapshots
-
-
-def _beginnings(root: Path) -> list[str]:
-    file = root / BEGINNINGS
-    return file.read_text(encoding="utf-8").split() if file.is_file() else []
-
-
-def _note_beginning(snapshots: Snapshots) -> None:
-    """Note that the application of these snapshots runs, and delete old notes of other ones.
-
-    A deleted note frees its copies. Notes younger than UNUSED_S stay, because another application
-    may still be starting. The last KEPT_BEGINNINGS applications keep their notes too.
-    """
-    root, present = snapshots.note.parent, _beginning_of(snapshots.note)
-    earlier = [beginning for beginning in _beginnings(root) if beginning != present]
-    kept = [present, *earlier][:KEPT_BEGINNINGS]
-    with atomic_write(root / BEGINNINGS) as part:
-        part.write_text("\n".join(kept) + "\n", encoding="utf-8")
+    snapshots.note.touch()
     for note in root.glob("served-*.json"):
-        is_old = time.time() - note.stat().st_mtime > UNUSED_S
-        if is_old and _beginning_of(note) not in kept:
+        if time.time() - note.stat().st_mtime > UNUSED_S:
             note.unlink(missing_ok=True)
-
-
-def _beginning_of(note: Path) -> str:
-    return note.stem.rpartition("-")[2]
+    return snapshots

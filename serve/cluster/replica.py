@@ -141,6 +141,10 @@ class GuardReplica:
                 return ReplicaAnswer(self._name, error=error.detail)
             return ReplicaAnswer(self._name)
 
+    async def taken_back(self) -> ReplicaAnswer:
+        """The trials that this replica has taken back."""
+        return ReplicaAnswer(self._name, list(self.service.taken_back.values()))
+
     async def metrics(self) -> ReplicaAnswer:
         counts: Metrics = self._app.state.metrics
         content, _ = counts.exposition("")

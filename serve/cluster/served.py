@@ -17,6 +17,7 @@ from serve.engine.prompts import Prompts
 from serve.engine.thread.engine_thread import TIMEOUT_S
 from serve.observers import open_observers
 from serve.policy.rule_set import RuleSet
+from serve.registry.rollout import RolloutSource
 from serve.selection import ServedPart, start_warm
 from serve.tenants.tenant_file import Tenants
 
@@ -35,6 +36,7 @@ class ServedOptions:
     audit_log: Path | None = None
     traces: str | None = None
     log: Path | None = None
+    source: RolloutSource = field(default_factory=RolloutSource)  # the ingress's: it alone writes
 
     @property
     def folders(self) -> dict[str, Path]:

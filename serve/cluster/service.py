@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -128,7 +129,7 @@ class ClusterService(CheckService):
         super().__init__(self._served, (*observers, self.metrics), source)
         for rule, copy in self._copies.items():
             folder = folders.get(rule, copy.folder)
-            self.rollouts[rule] = Rollout(folder=folder)
+            self.rollouts[rule] = copy.model_copy(update={"folder": folder})
 
     def text_tokens(self, text: str) -> int:
         return self._text_tokens(text)
@@ -137,7 +138,15 @@ class ClusterService(CheckService):
         if rule not in self.rollouts:
             raise not_served(rule)
         found = self._source.find(rule, self._served[rule])
-        return found or Rollout(folder=self.rollouts[rule].folder)
+        return self.without_taken_back(found or self.rollouts[rule])
+
+    async def watch_trials(self) -> None:
+        if not any(rollout.trial for rollout in self.rollouts.values()):
+            return
+        with contextlib.suppress(ReplicaLost):
+            answers = await self.replicas.each("taken_back", within_s=SWITCH_S, may_miss=True)
+            for over in itertools.chain.from_iterable(answer.value for answer in answers):
+                self.take_back(over)
 
     async def serve(self, rule: str) -> Card:
         """As `CheckService.serve`, on all replicas; Overloaded for a change that is put off."""
@@ -146,9 +155,6 @@ class ClusterService(CheckService):
     async def remove(self, rule: str) -> Card:
         """As `CheckService.remove`, on all replicas."""
         return await self._to_its_end(self._remove(rule))
-
-    async def _unload_trial(self, rule: str) -> None:
-        await self.serve(rule)
 
     async def _to_its_end(self, change: Coroutine[Any, Any, Card]) -> Card:
         """The outcome of a change. The change goes on even if its caller is gone.
@@ -166,7 +172,7 @@ class ClusterService(CheckService):
             rollout = await asyncio.to_thread(self._source.find, rule, served)
             if rollout is None and rule not in self.rollouts:
                 raise not_trained(rule, self._served)
-            rollout = rollout or self.wanted(rule)
+            rollout = self.without_taken_back(rollout or self.wanted(rule))
             copy = await asyncio.to_thread(self._snapshots.keep_rollout, rollout)
             card = await asyncio.to_thread(load_card, copy.folder)
             check_rule(card, rule, rollout.folder)

@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from guard.errors import GuardError
 from guard.files.atomic import atomic_write
 from guard.files.strict_json import load_json
@@ -117,7 +119,13 @@ class Snapshots:
     def _read(self, note: Path) -> Served:
         served: Served = {}
         for rule, content in load_json(note, remedy="Start the server again").items():
-            named = Rollout.model_validate_json(json.dumps(content))
+            try:
+                named = Rollout.model_validate_json(json.dumps(content))
+            except ValidationError as error:
+                remedy = "Delete it, and start the server again"
+                raise GuardError(
+                    "the note of another program", where=note, remedy=remedy
+                ) from error
             served[rule] = _moved(named, self._root.__truediv__)
         return served
 

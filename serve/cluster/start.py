@@ -19,7 +19,6 @@ from serve.cluster.served import ServedOptions
 from serve.cluster.service import ClusterService
 from serve.cluster.size import ReplicaRange
 from serve.cluster.snapshots import Snapshots
-from serve.registry.rollout import RolloutSource
 
 
 @contextlib.contextmanager
@@ -29,7 +28,6 @@ def running_cluster(
     *,
     observers: Sequence[Observer] = (),
     is_watching: bool = False,
-    source: RolloutSource | None = None,
 ) -> Iterator[FastAPI]:
     """A cluster of replicas with these options, for as long as the context lasts: the app that
     listens for it.
@@ -60,7 +58,6 @@ def running_cluster(
             options,
             observers=observers,
             is_watching=is_watching,
-            source=source,
             most_replicas=size.high,
         )
 
@@ -72,12 +69,11 @@ def app_in_front(
     *,
     observers: Sequence[Observer],
     is_watching: bool,
-    source: RolloutSource | None,
     most_replicas: int,
 ) -> FastAPI:
     """The app that listens for these replicas, of what the snapshots say is served."""
     tokens, timeout_s = options.token_counter(), options.timeout_s
-    folders = options.folders
+    folders, source = options.folders, options.source
     return create_ingress(
         ClusterService(replicas, snapshots, folders, tokens, source, observers, timeout_s),
         options.timeout_s,

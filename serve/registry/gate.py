@@ -3,18 +3,25 @@
 Each limit is tested after every check, without cheating by looking often: a gambler bets, with
 several stakes at once, that the limit is exceeded. While it is kept his wealth is a supermartingale
 that begins at 1, so it ever reaches 1/a with a probability of at most a (Ville's inequality;
-Waudby- Smith and Ramdas, 2024, "Estimating means of bounded random variables by betting").
+Waudby-Smith and Ramdas, 2024, "Estimating means of bounded random variables by betting").
 """
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from guard.rule import Gate
 
 FALSE_ABORTS = 0.05  # of all windows of a version that keeps to all limits, at most
 SLOW_SHARE = 0.05  # of its checks, which may take longer than `slower_than`
 STAKES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)  # shares of what may be lost at one check
+DID = {
+    "disagreed": "disagreed with the champion at",
+    "unjudged": "gave no verdict at",
+    "slow": "was too slow at",
+}
 
 
 class _Bet:
@@ -25,10 +32,10 @@ class _Bet:
         self._logs = [0.0] * len(STAKES)
 
     def won(self, excess: float) -> float:
-        """His wealth after one more excess, in the mean over his stakes."""
+        """The logarithm of his wealth after one more excess, in the mean over his stakes."""
         for number, stake in enumerate(self._stakes):
             self._logs[number] += math.log1p(stake * excess)
-        return sum(map(math.exp, self._logs)) / len(self._logs)
+        return float(np.logaddexp.reduce(self._logs)) - math.log(len(self._logs))
 
 
 class TrialGate:
@@ -36,29 +43,35 @@ class TrialGate:
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self._begin()
-
-    def _begin(self) -> None:
-        gate = self._gate
-        least = {
+        self._limits = {
             "disagreed": gate.most_disagreement,
             "flagged": gate.most_flagged,
             "unjudged": gate.most_unjudged,
             "slow": gate.slower_than and SLOW_SHARE,
         }
-        self._bets = {name: _Bet(-limit) for name, limit in least.items() if limit}
-        self._counts = dict.fromkeys((*least, "champion flagged"), 0)
-        self._checks = 0
+        self._begin()
 
-    def saw(self, champion: bool | None, trial: bool | None, latency_s: float) -> str | None:
+    def _begin(self) -> None:
+        self._bets = {name: _Bet(-limit) for name, limit in self._limits.items() if limit}
+        self._counts = dict.fromkeys((*self._limits, "champion flagged"), 0)
+        self._checks = 0
+        self._conversations: set[str] = set()
+
+    def saw(
+        self, conversation: str, champion: bool | None, trial: bool | None, latency_s: float
+    ) -> str | None:
         """Note whether both flagged a conversation, None for no verdict; why to take it back.
 
-        What the champion cannot judge says nothing of the trial.
+        What the champion cannot judge says nothing of the trial. A conversation counts once a
+        window, by its key: what is asked again is no other draw.
         """
         if champion is None:
             return None
         if self._checks == self._gate.window:
             self._begin()
+        if conversation in self._conversations:
+            return None
+        self._conversations.add(conversation)
         self._checks += 1
         seen = {
             "disagreed": trial is not None and trial != champion,
@@ -70,28 +83,22 @@ class TrialGate:
         for name, is_seen in seen.items():
             self._counts[name] += is_seen
         reason: str | None = None
+        enough = math.log(max(1, len(self._bets)) / FALSE_ABORTS)
         for name, bet in self._bets.items():
             wealth = bet.won(seen[name] - self._allowed(name, seen))
-            if wealth >= len(self._bets) / FALSE_ABORTS and self._checks >= self._gate.least_checks:
+            if wealth >= enough and self._checks >= self._gate.least_checks:
                 reason = reason or self._reason(name)
         return reason
 
     def _allowed(self, name: str, seen: dict[str, bool]) -> float:
         """What the limit allows at this check, of 1."""
-        gate = self._gate
-        if name == "flagged":
-            return (gate.most_flagged or 0) * seen["champion flagged"]
-        shares = {"disagreed": gate.most_disagreement, "unjudged": gate.most_unjudged}
-        return shares.get(name, SLOW_SHARE) or 0
+        limit = self._limits[name] or 0
+        return limit * seen["champion flagged"] if name == "flagged" else limit
 
     def _reason(self, name: str) -> str:
-        gate, count = self._gate, self._counts[name]
-        of = f"{count} of {self._checks} checks"
-        if name == "disagreed":
-            return f"it disagreed with the champion at {of}, {gate.most_disagreement:.1%} may be"
+        limit = self._limits[name]
+        of = f"{self._counts[name]} of {self._checks} conversations"
         if name == "flagged":
             champion = self._counts["champion flagged"]
-            return f"it flagged {of}, the champion {champion}; {gate.most_flagged:g} times may be"
-        if name == "unjudged":
-            return f"it gave no verdict at {of}, {gate.most_unjudged:.1%} may be"
-        return f"{of} took over {gate.slower_than:g} s, {SLOW_SHARE:.0%} may"
+            return f"it flagged {of}, the champion {champion}; {limit:g} times may be"
+        return f"it {DID[name]} {of}; {limit:.1%} may be"

@@ -33,7 +33,7 @@ from guard.errors import GuardError, choose_from
 from guard.layout import Runs
 from guard.rule import Gate
 from guard.weights.card import Card, load_card
-from serve.registry.rollout import ENFORCE, OFF, SHOWN_DIGITS, Mode, Rollout, Trial
+from serve.registry.rollout import ENFORCE, OFF, SHOWN_DIGITS, Mode, Rollout, TrialVersion
 
 Alias = Literal["champion", "candidate", "previous"]
 EventKind = Literal["registered", "published", "rolled_back", "mode_set", "aborted"]
@@ -52,7 +52,7 @@ RESTORE = "Restore the file from a copy; who could write it could change what is
 STALE_S = 24 * 3600.0  # after which what a killed process has left is deleted
 OF_RULE = "WHERE model = ? AND rule = ? AND method = ?"
 ALIASES = f"SELECT name, version FROM alias {OF_RULE}"
-MODES = f"SELECT is_trial, version, mode, gate FROM mode {OF_RULE}"
+MODES = f"SELECT is_trial, event FROM mode {OF_RULE}"
 VERSIONS = f"SELECT id, parent, note FROM version {OF_RULE} ORDER BY rowid"
 
 
@@ -91,7 +91,8 @@ class Event:
     actor: str
     kind: EventKind
     version: str
-    mode: str  # that it was set to, or empty
+    mode: str  # that it was set to, with its gate, or empty
+    gate: str
     reason: str
     hash: str
 
@@ -180,21 +181,21 @@ class Registry:
             if is_trial and mode == ENFORCE:
                 remedy = "`make publish` makes it the champion"
                 raise GuardError(f"{rule}: only a champion is enforced", got=version, remedy=remedy)
-            others = {row[1] for row in changes.run(MODES, rule) if row[0]} - {chosen.id}
-            if is_trial and others and mode.share is not None:
-                remedy = f"Take it back first: MODE=off VERSION={others.pop()[:SHOWN_DIGITS]}"
+            other = changes.on_trial(rule)
+            if is_trial and other is not None and other[0] != chosen.id:
+                remedy = f"Take it back first: MODE=off VERSION={other[0][:SHOWN_DIGITS]}"
                 raise GuardError(f"{rule}: another version is on trial", got=version, remedy=remedy)
             self._check_files(chosen)
-            changes.set_mode(rule, chosen.id, mode, gate, is_trial=is_trial)
-            changes.record(actor, "mode_set", chosen.id, reason, str(mode))
+            number = changes.record(actor, "mode_set", chosen.id, reason, mode, gate)
+            changes.set_mode(rule, mode, number, is_trial=is_trial)
         return chosen
 
-    def abort(self, rule: RegisteredRule, version: str, *, actor: str, reason: str) -> None:
-        """Take a version on trial back; nothing changes where it is on trial no longer."""
+    def abort(self, rule: RegisteredRule, trial: TrialVersion, *, actor: str, reason: str) -> None:
+        """Take a version on trial back; nothing changes where that trial is over already."""
         with self._changing() as changes:
-            if (1, version) in {row[:2] for row in changes.run(MODES, rule)}:
-                changes.set_mode(rule, version, OFF, Gate(), is_trial=True)
-                changes.record(actor, "aborted", version, reason, str(OFF))
+            if changes.on_trial(rule) == (trial.version, trial.since):
+                number = changes.record(actor, "aborted", trial.version, reason, OFF, trial.gate)
+                changes.set_mode(rule, OFF, number, is_trial=True)
 
     def rollout(self, rule: RegisteredRule) -> Rollout | None:
         """What of a rule is to be served; None if it has no version. Asked again and again, it
@@ -220,18 +221,22 @@ class Registry:
         if state == self._state:
             return
         champions = "SELECT model, rule, method, version FROM alias WHERE name = 'champion'"
-        modes = "SELECT model, rule, method, is_trial, version, mode, gate FROM mode"
+        columns = "model, rule, method, is_trial, number, version, event.mode, gate"
+        modes = f"SELECT {columns} FROM mode JOIN event ON event = number"
         found: dict[RegisteredRule, Rollout] = {}
         for *rule, version in self._rows(champions):
             found[RegisteredRule(*rule)] = Rollout(folder=self.folder(version))
-        for model, name, method, is_trial, version, mode, gate in self._rows(modes):
-            rule, parsed = RegisteredRule(model, name, method), Mode.parse(mode)
+        for model, name, method, is_trial, number, version, mode, gate in self._rows(modes):
+            of_rule, parsed = RegisteredRule(model, name, method), Mode.parse(mode)
             change: dict[str, object] = {"mode": parsed}
             if is_trial:
-                folder, limits = self.folder(version), Gate.model_validate_json(gate)
-                trial = Trial(version=version, folder=folder, mode=parsed, gate=limits)
-                change = {"trial": trial}
-            found[rule] = found[rule].model_copy(update=change)
+                limits = Gate.model_validate_json(gate)
+                folder = self.folder(version)
+                change["trial"] = TrialVersion(
+                    version=version, folder=folder, mode=parsed, gate=limits, since=number
+                )
+                del change["mode"]
+            found[of_rule] = found[of_rule].model_copy(update=change)
         self._state, self._rollouts = state, found
 
     def rules(self) -> list[RegisteredRule]:
@@ -279,7 +284,7 @@ class Registry:
             decided.follow(event, rule_of[event.version])
         for rule in self.rules():
             champion = self.aliases(rule).get("champion")
-            modes = {bool(is_trial): mode for is_trial, _, mode, _ in self._rows(MODES, rule)}
+            modes = {bool(is_trial): number for is_trial, number in self._rows(MODES, rule)}
             if (champion, modes) != decided.of(rule):
                 problem = f"no event made the champion of {rule} or set its modes"
                 raise GuardError(problem, where=self.file, remedy=RESTORE)
@@ -409,18 +414,19 @@ class _Decided:
 
     def __init__(self) -> None:
         self._champions: dict[RegisteredRule, str] = {}
-        self._modes: defaultdict[RegisteredRule, dict[bool, str]] = defaultdict(dict)
+        self._modes: defaultdict[RegisteredRule, dict[bool, int]] = defaultdict(dict)
 
     def follow(self, event: Event, rule: RegisteredRule) -> None:
         is_trial = event.version != self._champions.get(rule)
         if event.mode and not (is_trial and event.mode == str(OFF)):
-            self._modes[rule][is_trial] = event.mode
+            self._modes[rule][is_trial] = event.number
         elif event.mode or event.kind in ("published", "rolled_back"):
             self._modes[rule].pop(True, None)
         if event.kind in ("published", "rolled_back"):
             self._champions[rule] = event.version
 
-    def of(self, rule: RegisteredRule) -> tuple[str | None, dict[bool, str]]:
+    def of(self, rule: RegisteredRule) -> tuple[str | None, dict[bool, int]]:
+        """The champion, and the events that set the modes in force."""
         return self._champions.get(rule), self._modes[rule]
 
 
@@ -451,24 +457,36 @@ class _Changes:
         if self.aliases(rule).get("candidate") == version:
             self.unname(rule, "candidate")
 
-    def set_mode(
-        self, rule: RegisteredRule, version: str, mode: Mode, gate: Gate, *, is_trial: bool
-    ) -> None:
+    def on_trial(self, rule: RegisteredRule) -> tuple[str, int] | None:
+        """The version on trial, and the event that set its mode; None if there is none."""
+        trial = f"SELECT version, number FROM event JOIN mode ON event = number {OF_RULE}"
+        found: tuple[str, int] | None = self.run(f"{trial} AND is_trial", rule).fetchone()
+        return found
+
+    def set_mode(self, rule: RegisteredRule, mode: Mode, event: int, *, is_trial: bool) -> None:
+        """Let the mode be the one that this event set."""
         self.run(f"DELETE FROM mode {OF_RULE} AND is_trial = ?", (*rule, is_trial))
         if mode != OFF or not is_trial:
-            row = (*rule, is_trial, version, str(mode), gate.model_dump_json())
-            self.run("INSERT INTO mode VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            self.run("INSERT INTO mode VALUES (?, ?, ?, ?, ?)", (*rule, is_trial, event))
 
     def record(
-        self, actor: str, kind: EventKind, version: str, reason: str, mode: str = ""
-    ) -> None:
-        """Add an event to the chain."""
+        self,
+        actor: str,
+        kind: EventKind,
+        version: str,
+        reason: str,
+        mode: Mode | None = None,
+        gate: Gate | None = None,
+    ) -> int:
+        """Add an event to the chain; its number."""
         last = self.run("SELECT number, hash FROM event ORDER BY number DESC LIMIT 1", ())
         number, before = last.fetchone() or (0, "")
         at = datetime.now(UTC).isoformat(timespec="seconds")
-        event = (number + 1, at, actor, kind, version, mode, reason)
+        set_mode, limits = str(mode or ""), gate.model_dump_json() if gate else ""
+        event = (number + 1, at, actor, kind, version, set_mode, limits, reason)
         row = (*event, _hash(before, *event))
-        self.run("INSERT INTO event VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+        self.run("INSERT INTO event VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        return number + 1
 
 
 def _check_reason(reason: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 from guard.errors import GuardError
 from guard.files.yaml_file import Strict
@@ -57,13 +57,20 @@ class Mode(Strict):
 ENFORCE, OFF = Mode(), Mode(share=None)
 
 
-class Trial(Strict):
-    """A version that is judged beside its rule's champion, and what takes it back."""
+class TrialVersion(Strict):
+    """A version that is judged beside its rule's champion, and what takes it back. `since` is the
+    event that set its mode: the same version later is another trial.
+    """
 
     version: str
     folder: Path
     mode: Mode
     gate: Gate = Gate()
+    since: int = 0
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.version, self.since
 
 
 class Rollout(Strict):
@@ -71,12 +78,20 @@ class Rollout(Strict):
 
     folder: Path
     mode: Mode = ENFORCE
-    trial: Trial | None = None
+    trial: TrialVersion | None = None
 
     @property
     def is_on_trial(self) -> bool:
         """Whether not all that is judged decides."""
         return self.trial is not None or self.mode != ENFORCE
+
+
+class TakenBack(NamedTuple):
+    """A trial that is over beside a rule's champion, and why."""
+
+    rule: str
+    trial: TrialVersion
+    reason: str
 
 
 class RolloutSource:
@@ -86,9 +101,9 @@ class RolloutSource:
         """What is to be served of a rule, by the card that serves it, if any, and its weights."""
         return None
 
-    def abort(self, served: Card, version: str, reason: str) -> None:
-        """Note that the version is on trial no longer beside the champion `served`. Raises
-        GuardError if that cannot be noted.
+    def abort(self, served: Card, trial: TrialVersion, reason: str) -> None:
+        """Note that a trial beside the champion `served` is over. Raises GuardError if that cannot
+        be noted.
         """
 
 

@@ -19,18 +19,6 @@ CREATE TABLE IF NOT EXISTS alias (
     PRIMARY KEY (model, rule, method, name)
 ) STRICT, WITHOUT ROWID;
 
--- Of a rule's champion (`is_trial` 0), by default to enforce; and of the version on trial beside it.
-CREATE TABLE IF NOT EXISTS mode (
-    model    TEXT NOT NULL,
-    rule     TEXT NOT NULL,
-    method   TEXT NOT NULL,
-    is_trial INTEGER NOT NULL,
-    version  TEXT NOT NULL REFERENCES version (id),  -- of a champion the one it was set for
-    mode     TEXT NOT NULL,
-    gate     TEXT NOT NULL,  -- guard.rule.Gate as JSON
-    PRIMARY KEY (model, rule, method, is_trial)
-) STRICT, WITHOUT ROWID;
-
 -- Append-only: `hash` covers the row and the hash of the one before it.
 CREATE TABLE IF NOT EXISTS event (
     number  INTEGER PRIMARY KEY,
@@ -38,7 +26,8 @@ CREATE TABLE IF NOT EXISTS event (
     actor   TEXT NOT NULL,
     kind    TEXT NOT NULL,
     version TEXT NOT NULL REFERENCES version (id),
-    mode    TEXT NOT NULL,  -- that it was set to; empty where none was
+    mode    TEXT NOT NULL,  -- that the version was set to; empty where none was
+    gate    TEXT NOT NULL,  -- guard.rule.Gate as JSON; as empty
     reason  TEXT NOT NULL,
     hash    TEXT NOT NULL
 ) STRICT;
@@ -49,3 +38,14 @@ CREATE TRIGGER IF NOT EXISTS event_stays BEFORE DELETE ON event
 BEGIN SELECT raise(ABORT, 'events are append-only'); END;
 CREATE TRIGGER IF NOT EXISTS version_is_immutable BEFORE UPDATE ON version
 BEGIN SELECT raise(ABORT, 'versions are immutable'); END;
+
+-- The events that set the mode of a rule's champion (`is_trial` 0), else it is enforced; and of the
+-- version on trial beside it.
+CREATE TABLE IF NOT EXISTS mode (
+    model    TEXT NOT NULL,
+    rule     TEXT NOT NULL,
+    method   TEXT NOT NULL,
+    is_trial INTEGER NOT NULL,
+    event    INTEGER NOT NULL REFERENCES event (number),
+    PRIMARY KEY (model, rule, method, is_trial)
+) STRICT, WITHOUT ROWID;

@@ -35,36 +35,28 @@ STREAM = BODY | {"rules": ["pii_leak"], "every_tokens": 1, "hold_back": 0}
 
 
 @pytest.mark.slow
-def test_an_application_that_begins_as_before_goes_on_and_old_notes_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from serve.cluster.kubernetes import _note_beginning, _served_last  # which imports Ray
+def test_an_application_that_begins_as_before_goes_on_and_old_notes_go(tmp_path: Path) -> None:
+    from serve.cluster.kubernetes import _served_last  # which imports Ray
     from serve.cluster.service import UNUSED_S
 
     def served(rules: str) -> Snapshots:
         return _served_last(root, {rule: folders[rule] for rule in rules})
 
-    monkeypatch.setattr("serve.cluster.kubernetes.KEPT_BEGINNINGS", 1)
     root = tmp_path / "copies"
     folders: dict[str, Path] = {}
     for seed, rule in enumerate("abc"):
         folders[rule] = save_adapter(tmp_path / rule, rule, seed=seed)
     first = served("ab")
-    _note_beginning(first)
-    beginning = first.read()
-    first.write({**beginning, "c": Rollout(folder=first.keep(folders["c"]))})  # a rule was added
+    added = Rollout(folder=first.keep(folders["c"]))
+    first.write({**first.read(), "c": added})
     assert sorted(served("ab").read()) == ["a", "b", "c"]
-    replacing = served("bc")
-    assert sorted(replacing.read()) == ["b", "c"]
-    assert sorted(served("ab").read()) == ["a", "b", "c"]  # the other one did not start
-    _note_beginning(replacing)
-    restored = served("ab")
-    assert restored.read() == beginning
-    _note_beginning(restored)
-    assert replacing.note.is_file()  # it may be running still
-    os.utime(replacing.note, (0, time.time() - UNUSED_S - 1))
-    _note_beginning(restored)
-    assert restored.note.is_file() and not replacing.note.is_file()
+    other = served("bc")
+    assert sorted(other.read()) == ["b", "c"]
+    assert sorted(served("ab").read()) == ["a", "b", "c"]
+    assert other.note.is_file()  # it may be running still
+    os.utime(other.note, (0, time.time() - UNUSED_S - 1))
+    served("ab")
+    assert first.note.is_file() and not other.note.is_file()
 
 
 def documents() -> dict[str, dict[str, Any]]:
@@ -152,9 +144,9 @@ def test_rule_sets_are_of_what_is_served_last_and_of_what_was_removed(tmp_path: 
         sets.write_text(f"rule_sets: {{support: {{rules: [{', '.join(rules)}]}}}}")
         return kubernetes._ingress_options(arguments)
 
-    (noted,) = options_with("kept", "removed").snapshots
+    noted = options_with("kept", "removed").snapshots
     # As an administrator does while it runs.
-    added = noted.keep(tmp_path / "tiny" / "added" / "alora")
+    added = Rollout(folder=noted.keep(tmp_path / "tiny" / "added" / "alora"))
     noted.write({"kept": noted.read()["kept"], "added": added})
     again = options_with("kept", "removed", "added")
     assert again.served.rule_sets["support"].rules == ("kept", "removed", "added")

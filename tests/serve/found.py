@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from guard.weights.card import Card
-from serve.registry.rollout import Rollout, RolloutSource
+from serve.registry.rollout import Rollout, RolloutSource, TrialVersion
 
 
 class Found(RolloutSource):
@@ -14,11 +14,11 @@ class Found(RolloutSource):
 
     def __init__(self, find: Callable[[str], Path | Rollout | None]) -> None:
         self._find = find
-        self.aborted: list[tuple[str, str, str]] = []
+        self.aborted: list[tuple[str, str, str]] = []  # rules, versions, reasons
 
     def find(self, rule: str, served: Card | None = None) -> Rollout | None:
         found = self._find(rule)
         return Rollout(folder=found) if isinstance(found, Path) else found
 
-    def abort(self, served: Card, version: str, reason: str) -> None:
-        self.aborted.append((served.rule, version, reason))
+    def abort(self, served: Card, trial: TrialVersion, reason: str) -> None:
+        self.aborted.append((served.rule, trial.version, reason))

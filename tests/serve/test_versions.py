@@ -83,6 +83,8 @@ def test_a_mode_is_set_by_alias_or_id_and_listed(
     for version, is_mode in ((first, "shadow, seed 1"), (second, "canary:5%, seed 2")):
         assert [line for line in listed.splitlines() if version[:12] in line and is_mode in line]
     assert "no mode (got 'on')" in mode("on")
+    words = ("publish", "--rule", "pii_leak", "--why", "better")
+    assert ", shadow, as before" in command(runs, monkeypatch, capsys, *words)
 
 
 def test_what_was_put_in_the_folder_is_published_too(

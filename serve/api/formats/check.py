@@ -294,7 +294,8 @@ async def _explanations(
     first = len(body.tool_turns) + 1
     growing = [body.conversation[:end] for end in range(first, len(body.conversation))]
     rule_set = RuleSet.any_of(violated)
-    question = Question(rule_set, cache_salt=body.cache_salt, purpose="explanation")
+    salt, whole = body.cache_salt, body.conversation
+    question = Question(rule_set, cache_salt=salt, purpose="explanation", within=whole)
     checks = await CheckService.of(request).check_each(explaining, growing, question)
     turns = []
     for at_end in (*checks.all(), decided):

@@ -278,6 +278,7 @@ class CheckedStream(Response):
         scope = {**self._request.scope, "deadline": self._lines.deadline()}
         request = Request(scope, self._lines.until_gone)
         question = check.asked(self._opening, self._request)
+        question = replace(question, within=self._opening.conversation)
         return await self._service.check(request, self._reply.conversation, question)
 
     def _event(self, release: str, decided: DecidedCheck) -> StreamEvent:

@@ -91,7 +91,7 @@ class TurnsResponse(BaseModel):
 @router.post(PATH)
 async def check_turns(body: TurnsRequest, request: Request) -> TurnsResponse:
     """Put a conversation to the rules at the end of every turn."""
-    question = check.asked(body, request)
+    question = replace(check.asked(body, request), within=body.conversation)
     rule_set = question.rule_set
     Caller.of(request).check_size([body.conversation])
     start = len(body.tool_turns) + body.since  # of what is new
@@ -132,7 +132,7 @@ async def _at_ends(
     """
     service, conversation = CheckService.of(request), body.conversation
     rules = replace(RuleSet.any_of(violated_before), name=question.rule_set.name)
-    of_new = replace(question, rule_set=rules, purpose="since", within=conversation)
+    of_new = replace(question, rule_set=rules, purpose="since")
     whole: list[DecidedCheck] = []
     alone: list[DecidedCheck] = []
     ends = range(start + 1, len(conversation) + 1)

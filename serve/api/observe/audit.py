@@ -15,6 +15,7 @@ from typing import Any
 
 from guard.errors import GuardError
 from guard.verdict import Verdict
+from guard.weights.card import rule_of
 from serve.api.observe.record import CheckRecord, JudgedVersion
 
 
@@ -77,32 +78,25 @@ def _line(record: CheckRecord) -> dict[str, Any]:
         line["rules"] = [_rule_line(record, verdict) for verdict in check.verdicts]
         line["unjudged"] = {rule: refusal.code for rule, refusal in check.refused.items()}
         if record.said:
-            line["on_trial"] = [_version_line(judged) for judged in record.said]
+            line["on_trial"] = [_version_line(record, judged) for judged in record.said]
         line["cached_tokens"] = check.cached_tokens
         line["computed_tokens"] = check.computed_tokens
     return line
 
 
-def _version_line(judged: JudgedVersion) -> dict[str, Any]:
-    line: dict[str, Any] = {
-        "rule": judged.rule,
-        "version": judged.version,
-        "mode": judged.mode,
-        "decides": judged.decides,
-        "verdict": judged.word,
-    }
-    if judged.verdict is not None:
-        line["p_violation"] = round(judged.verdict.p_violation, 6)
-        line["threshold"] = judged.verdict.threshold
-    return line | {"code": judged.code}
-
-
 def _rule_line(record: CheckRecord, verdict: Verdict) -> dict[str, Any]:
     return {
-        "rule": verdict.rule,
+        "rule": rule_of(verdict.rule),
         "version": record.version_of(verdict.rule),
         "p_violation": round(verdict.p_violation, 6),
         "threshold": verdict.threshold,
         "verdict": verdict.word,
         "confident": verdict.confident,
     }
+
+
+def _version_line(record: CheckRecord, judged: JudgedVersion) -> dict[str, Any]:
+    line = {"rule": judged.rule, "verdict": judged.word, "code": judged.code}
+    if judged.verdict is not None:
+        line = _rule_line(record, judged.verdict)
+    return line | {"version": judged.version, "mode": judged.mode, "decides": judged.decides}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, Protocol
 
 from guard.verdict import Verdict
@@ -85,12 +86,7 @@ class CheckRecord:
 
     def trials(self) -> list[tuple[JudgedVersion, JudgedVersion]]:
         """Each version on trial and its champion, where both were asked."""
-        champions = {judged.rule: judged for judged in self.said if not judged.is_trial}
-        found: list[tuple[JudgedVersion, JudgedVersion]] = []
-        for judged in self.said:
-            if judged.is_trial and judged.rule in champions:
-                found.append((judged, champions[judged.rule]))
-        return found
+        return [pair for pair in pairwise(self.said) if pair[0].rule == pair[1].rule]
 
     @property
     def verdict(self) -> str:

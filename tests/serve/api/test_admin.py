@@ -18,7 +18,7 @@ from serve.api.app import create_app
 from serve.api.observe.audit import AuditLog
 from serve.engine import GuardEngine
 from serve.policy.rule_set import RuleSet
-from serve.registry.rollout import Mode, Rollout, Trial
+from serve.registry.rollout import Mode, Rollout, TrialVersion
 from tests.serve.bench.small_engine import small_recipe
 from tests.serve.found import Found
 from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
@@ -101,22 +101,26 @@ def test_the_rule_answers_by_its_new_weights_and_no_old_block_is_read(
         assert probability(client) == expected  # from the cache
 
 
-def trial_of(folder: Path, mode: str, **gate: float) -> Trial:
+def trial_of(folder: Path, mode: str, **gate: float) -> TrialVersion:
     version = load_card(folder).version
-    return Trial(version=version, folder=folder, mode=Mode.parse(mode), gate=Gate(**gate))
+    return TrialVersion(version=version, folder=folder, mode=Mode.parse(mode), gate=Gate(**gate))
 
 
 def test_a_shadow_is_judged_and_audited_and_its_gate_takes_it_back(
     engine: GuardEngine, trained: Trained, tmp_path: Path
 ) -> None:
     champion, candidate = trained.versions
-    trial = trial_of(candidate, "shadow", slower_than=1e-9, least_checks=40)
+    trial = trial_of(candidate, "shadow", slower_than=1e-9, least_checks=41)
     source = Found({RULE: Rollout(folder=champion, trial=trial)}.get)
     audit = tmp_path / "audit.jsonl"
     p_champion, p_candidate = trained.probabilities
+    body = {"messages": MESSAGES}
     with serving(create_app(engine, observers=[AuditLog(audit)], source=source)) as client:
-        for _ in range(39):
-            assert probability(client) == pytest.approx(p_champion, abs=TOLERANCE)
+        for number in range(39):
+            answer = client.post("/v1/check", json=body, headers={"x-session-id": str(number)})
+            (result,) = answer.json()["results"]
+            assert result["p_violation"] == pytest.approx(p_champion, abs=TOLERANCE)
+            probability(client)  # of one conversation, which counts once
         said, decided = json.loads(audit.read_text().splitlines()[-1])["on_trial"]
         assert said["p_violation"] == pytest.approx(p_candidate, abs=TOLERANCE)
         assert (said["version"], said["decides"]) == (trial.version, False)
@@ -125,10 +129,10 @@ def test_a_shadow_is_judged_and_audited_and_its_gate_takes_it_back(
         counted = f'version="{trial.version}",mode="shadow",decides="false"'.split(",")
         assert all(label in client.get("/metrics").text for label in counted)
         assert source.aborted == [] and len(engine.rules) == 2
-        probability(client)
+        client.post("/v1/check", json=body, headers={"x-session-id": "one more"})
         wait_until(lambda: list(engine.rules) == [RULE])
         ((rule, version, reason),) = source.aborted
-        assert (rule, version) == (RULE, trial.version) and "took over" in reason
+        assert (rule, version) == (RULE, trial.version) and "too slow" in reason
         assert probability(client) == pytest.approx(p_champion, abs=TOLERANCE)
         assert "on_trial" not in audit.read_text().splitlines()[-1]
     engine.serve(RULE, trained.folder)

@@ -9,7 +9,7 @@ from guard.verdict import Verdict
 from serve.api.rollouts import Assignment
 from serve.api.session import conversation_key
 from serve.engine import Check, Refusal
-from serve.registry.rollout import OFF, Mode, Rollout, Trial
+from serve.registry.rollout import OFF, Mode, Rollout, TrialVersion
 from tests.serve.keys import key_at
 
 CHAMPION, CANDIDATE = "a" * 64, "b" * 64
@@ -20,7 +20,7 @@ def rollout(champion: str = "enforce", trial: str | None = None) -> Rollout:
     on_trial = None
     if trial is not None:
         mode = Mode.parse(trial)
-        on_trial = Trial(version=CANDIDATE, folder=Path("b"), mode=mode)
+        on_trial = TrialVersion(version=CANDIDATE, folder=Path("b"), mode=mode)
     return Rollout(folder=Path("a"), mode=Mode.parse(champion), trial=on_trial)
 
 

@@ -34,7 +34,6 @@ from tests.serve.cluster.words_cluster import (
     deployed,
     p_of,
     replica_processes,
-    rules_on,
     trained,
 )
 from tests.serve.cluster.words_engine import BAD, SLOWLY, VIOLATES, save_words
@@ -42,7 +41,6 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-FIRST, SECOND = rules_on(0), rules_on(1)
 # Ray looks at the load of 30 s, and waits as long again.
 AT_ONCE = ScalingPace(every_s=0.5, look_back_s=2.0, up_s=0.5)
 

@@ -27,7 +27,7 @@ from serve.engine.codes import Code
 from serve.engine.refusals import Overloaded, TooLate
 from serve.policy.logic import parse
 from serve.policy.rule_set import RuleSet
-from serve.registry.rollout import Mode, Rollout, Trial, trial_name
+from serve.registry.rollout import Mode, Rollout, TakenBack, TrialVersion, trial_name
 from tests.serve.api.streaming import OpenStream, streamed
 from tests.serve.cluster.words_cluster import (
     RULES,
@@ -43,7 +43,7 @@ from tests.serve.cluster.words_cluster import (
     tenants_of,
     trained,
 )
-from tests.serve.cluster.words_engine import BAD, SLOWLY, save_words, words
+from tests.serve.cluster.words_engine import BAD, SLOWLY, VIOLATES, save_words, words
 from tests.serve.found import Found
 from tests.serve.serving import waiting_caller
 from tests.waiting import wait_until
@@ -232,28 +232,59 @@ def test_a_change_goes_on_though_whoever_asked_for_it_is_gone(tmp_path: Path) ->
     with_service(tmp_path, use)
 
 
+def on_trial(root: Path, weights: bytes, mode: str = "enforce") -> Rollout:
+    """The rule "manners" with another version in shadow."""
+    folder = save_words(root / "elsewhere" / "manners", weights)
+    version, shadow = load_card(folder).version, Mode.parse("shadow")
+    trial = TrialVersion(version=version, folder=folder, mode=shadow, since=7)
+    return Rollout(folder=root / "manners", mode=Mode.parse(mode), trial=trial)
+
+
 def test_a_version_on_trial_is_judged_by_all_replicas_and_leaves_all(tmp_path: Path) -> None:
-    candidate = save_words(tmp_path / "elsewhere" / "manners", b"candidate")
-    version = load_card(candidate).version
-    trial = Trial(version=version, folder=candidate, mode=Mode.parse("shadow"))
-    found = {"manners": Rollout(folder=tmp_path / "manners", trial=trial)}
+    """Also when one replica's gate has taken it back, and its registry cannot be written to."""
+    rollout = on_trial(tmp_path, b"candidate")
+    source = Found({"manners": rollout}.get)
+    assert rollout.trial is not None
+    trial, name = rollout.trial, trial_name("manners", rollout.trial.version)
 
     async def use(service: ClusterService, replicas: LocalReplicas) -> None:
         before = await p_of_all(service, replicas)
         await service.adopt()
-        name = trial_name("manners", version)
         for replica in replicas.replicas:
             assert name in replica.service._engine.rules
-            assert replica.service.rollouts["manners"].trial
         assert await p_of_all(service, replicas) == before
         async with local_replicas(Snapshots(tmp_path / "served"), count=1) as later:
             assert name in later.replicas[0].service._engine.rules
-        found["manners"] = Rollout(folder=tmp_path / "manners")
-        await service.serve("manners")
-        for replica in replicas.replicas:
-            assert name not in replica.service._engine.rules
+        await service.watch_trials()
+        assert source.aborted == []
+        replicas.replicas[1].service.take_back(TakenBack("manners", trial, "it flags all"))
+        await service.watch_trials()
+        async with asyncio.timeout(60):
+            while any(name in replica.service._engine.rules for replica in replicas.replicas):
+                await asyncio.sleep(0.01)
+        assert source.aborted == [("manners", trial.version, "it flags all")]
+        assert service.wanted("manners") == Rollout(folder=tmp_path / "manners")
+        assert await p_of_all(service, replicas) == before
 
-    with_service(tmp_path, use, source=Found(found.get))
+    with_service(tmp_path, use, source=source)
+
+
+def test_a_trial_that_cannot_be_loaded_is_over_and_the_rest_is_done(tmp_path: Path) -> None:
+    source = Found({"manners": on_trial(tmp_path, BAD, mode="shadow")}.get)
+
+    async def use(service: ClusterService, replicas: LocalReplicas) -> None:
+        await service.adopt()
+        for replica in replicas.replicas:
+            answer = as_json(await replica.ask(asked(VIOLATES), service.version))
+            assert (answer["verdict"], answer["decided_by"]) == ("violation", ["greeting"])
+        await service.watch_trials()
+        async with asyncio.timeout(60):
+            while not source.aborted:
+                await asyncio.sleep(0.01)
+        ((_, _, reason),) = source.aborted
+        assert "it cannot be served" in reason and "bad" in reason
+
+    with_service(tmp_path, use, source=source)
 
 
 @pytest.fixture

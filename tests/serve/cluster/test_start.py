@@ -20,7 +20,9 @@ import psutil
 import pytest
 
 from guard.home import ROOT
+from guard.layout import Runs
 from serve.cluster.log import relayed
+from serve.registry.registry import Registry
 from tests.serve.cluster.words_cluster import REPLICA, p_of
 from tests.serve.guarded import CONVERSATION, save_adapter
 
@@ -112,12 +114,17 @@ def test_two_replicas_of_the_tiny_base_judge_keep_conversations_change_rules_and
         before = p_of(longer.json())
         folder = cluster.runs / "tiny" / "pii_leak" / "alora"
         save_adapter(folder, "pii_leak", seed=7)
+        registry = Registry(Runs(cluster.runs))
+        second = registry.register(folder, actor="ann", note="trained")
         assert p_of(checked(client, 9).json()) == before
+        registry.publish(second.rule, second.id, actor="ann", reason="better")
         change = client.post("/admin/rules/pii_leak").json()
         assert change["version"] != change["version_before"]
         now = p_of(checked(client, 9).json())
         assert abs(now["pii_leak"] - before["pii_leak"]) > 1e-3
-        (folder / "adapter_model.safetensors").write_bytes(b"half a file")
+        weights = second.folder / "adapter_model.safetensors"
+        weights.chmod(0o644)
+        weights.write_bytes(b"half a file")
         assert client.post("/admin/rules/pii_leak").status_code == 409
         assert client.get("/readyz").json() == client.get("/healthz").json() == {"status": "ok"}
         metrics = client.get("/metrics").text

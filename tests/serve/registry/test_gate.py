@@ -31,7 +31,7 @@ def checks_to_abort(
         if draw.random() < disagreeing:
             trial = not trial
         said = None if draw.random() < unjudged else trial
-        if gate.saw(champion, said, 2.0 if draw.random() < slow else 0.1):
+        if gate.saw(str(check), champion, said, 2.0 if draw.random() < slow else 0.1):
             return check
     return None
 
@@ -57,14 +57,22 @@ def test_a_version_that_exceeds_one_is_taken_back(fault: dict[str, float], withi
 
 def test_it_says_why_and_not_before_it_has_seen_enough() -> None:
     gate = TrialGate(Gate(least_checks=30))
-    reasons = [gate.saw(False, True, 0.1) for _ in range(40)]
+    reasons = [gate.saw(str(number), False, True, 0.1) for number in range(40)]
     assert reasons[:29] == [None] * 29
-    assert reasons[29] == "it flagged 30 of 30 checks, the champion 0; 1.5 times may be"
+    assert reasons[29] == "it flagged 30 of 30 conversations, the champion 0; 1.5 times may be"
+    late = TrialGate(Gate(least_checks=5_000))  # however sure it is by then
+    assert [late.saw(str(number), True, None, 9.0) for number in range(5_000)][-1]
 
 
 def test_what_the_champion_cannot_judge_says_nothing_of_the_trial() -> None:
     gate = TrialGate(ALL)
-    assert {gate.saw(None, None, 9.0) for _ in range(1_000)} == {None}
+    assert {gate.saw(str(number), None, None, 9.0) for number in range(1_000)} == {None}
+
+
+def test_a_conversation_counts_once_however_often_it_is_asked() -> None:
+    """The checks of one stream, or of a user who repeats himself, are one draw."""
+    gate = TrialGate(ALL)
+    assert {gate.saw("the same", False, True, 9.0) for _ in range(1_000)} == {None}
 
 
 def test_a_window_forgets_what_was_before_it() -> None:
@@ -72,7 +80,12 @@ def test_a_window_forgets_what_was_before_it() -> None:
     late = {}
     for window in (1_000, 100_000):
         gate = TrialGate(Gate(window=window))
-        for _ in range(20_000):
-            gate.saw(True, True, 0.1)
-        late[window] = next(n for n in range(50_000) if gate.saw(False, True, 0.1))
-    assert late[1_000] < 50 < late[100_000]
+        for number in range(20_000):
+            gate.saw(str(number), True, True, 0.1)
+        late[window] = next(n for n in range(50_000) if gate.saw(f"bad {n}", False, True, 0.1))
+    assert late[1_000] < 60 < late[100_000]
+
+
+def test_limits_that_could_never_be_reached_are_refused() -> None:
+    with pytest.raises(ValueError, match="least_checks should be at most window"):
+        Gate(least_checks=200, window=100)

@@ -169,14 +169,20 @@ def test_a_version_is_on_trial_until_it_is_taken_back_or_another_is_champion(
     assert modes() == ("enforce", "canary:10%", second)
     for version, mode, problem in (
         (third, "shadow", "another version is on trial"),
+        (third, "off", "another version is on trial"),
         (third, "enforce", "only a champion is enforced"),
     ):
         with pytest.raises(GuardError, match=problem):
             set_mode(version, mode)
     set_mode(first, "shadow")
     assert modes() == ("shadow", "canary:10%", second)
-    registry.abort(RULE, second, actor="its gate", reason="it flags all")
-    registry.abort(RULE, second, actor="its gate", reason="it flags all")
+    trial = getattr(registry.rollout(RULE), "trial", None)
+    set_mode(second, "shadow")
+    registry.abort(RULE, trial, actor="its gate", reason="it flags all")  # that is over already
+    assert modes() == ("shadow", "shadow", second)
+    trial = getattr(registry.rollout(RULE), "trial", None)
+    registry.abort(RULE, trial, actor="its gate", reason="it flags all")
+    registry.abort(RULE, trial, actor="its gate", reason="it flags all")
     assert modes() == ("shadow", None, None)
     last = registry.events()[-1]
     assert (last.kind, last.version, last.mode) == ("aborted", second, "off")
@@ -211,7 +217,7 @@ def test_an_event_that_was_edited_or_taken_out_is_named(registry: Registry, stat
 def test_a_mode_that_no_event_has_set_is_named(registry: Registry) -> None:
     registered(registry, b"first")
     with sqlite3.connect(registry.file) as connection:
-        columns = "model, rule, method, 0, id, 'off', '{}'"
+        columns = "model, rule, method, 0, 1"
         connection.execute(f"INSERT INTO mode SELECT {columns} FROM version")
     with pytest.raises(GuardError, match=r"no event made the champion of .* or set its modes"):
         registry.verify()
