@@ -77,43 +77,61 @@ class EngineService(CheckService):
     async def watch_trials(self) -> None:
         """Nobody else judges here."""
 
-    async def serve(self, rule: str, rollout: Rollout | None = None) -> Card:
+    async def serve(
+        self, rule: str, rollout: Rollout | None = None, *, as_before: bool = False
+    ) -> Card:
         """As `CheckService.serve`, or as `rollout` says. A trial that cannot be served is over."""
-        is_given = rollout is not None
         async with self._changing:
+            if as_before:
+                rollout = self._as_now(rule)
+            is_given = rollout is not None
             if rollout is None:
                 rollout = await asyncio.to_thread(self._source.find, rule, self._served.get(rule))
             if rollout is None and rule not in self._served:
                 raise not_trained(rule, self._served)
-            wanted = rollout or self._as_now(rule)
+            wanted = self.without_taken_back(rollout or self._as_now(rule))
             card = await asyncio.to_thread(read_card, wanted.folder)
             check_rule(card, rule, wanted.folder)
             before = self.rollouts.get(rule)
             is_same = before is not None and before.folder == wanted.folder
             is_asked_again = not is_given and before == wanted
-            if is_asked_again or not is_same or card != self._served.get(rule):
-                await asyncio.wrap_future(self.thread.serve_rule(rule, wanted.folder))
-            self._served[rule] = self._engine.rules[rule]
-            self.rollouts[rule] = self.without_taken_back(wanted)
-            await self._set_trial(rule, self.rollouts[rule].trial)
+            try:
+                await self._load_trial(rule, wanted.trial)
+                if is_asked_again or not is_same or card != self._served.get(rule):
+                    await asyncio.wrap_future(self.thread.serve_rule(rule, wanted.folder))
+                self._served[rule] = self._engine.rules[rule]
+                self.rollouts[rule] = self.without_taken_back(wanted)
+            finally:
+                await self._unload_trials(rule)
             return self._served[rule]
 
-    async def _set_trial(self, rule: str, trial: TrialVersion | None) -> None:
-        """Have the engine serve this version beside the rule's champion, and no other."""
+    async def _load_trial(self, rule: str, trial: TrialVersion | None) -> None:
+        """Have the engine serve this version beside the rule's champion."""
         loaded = self._trials.setdefault(rule, set())
         name = "" if trial is None else trial_name(rule, trial.version)
-        if trial is not None and name not in loaded:
-            try:
-                check_rule(await asyncio.to_thread(read_card, trial.folder), rule, trial.folder)
-                await asyncio.wrap_future(self.thread.serve_rule(name, trial.folder))
-                loaded.add(name)
-            except Overloaded:
+        if trial is None or name in loaded:
+            return
+        try:
+            check_rule(await asyncio.to_thread(read_card, trial.folder), rule, trial.folder)
+            await asyncio.wrap_future(self.thread.serve_rule(name, trial.folder))
+            loaded.add(name)
+        except GuardError as error:
+            if isinstance(error, Overloaded) or not self._engine.is_usable:
                 raise
-            except GuardError as error:
-                self.take_back(TakenBack(rule, trial, f"it cannot be served: {error}"))
-        for other in loaded - {name}:
-            await asyncio.wrap_future(self.thread.remove_rule(other))
-            loaded.discard(other)
+            self.take_back(TakenBack(rule, trial, f"it cannot be served: {error}"))
+
+    async def _unload_trials(self, rule: str) -> None:
+        """Have the engine forget the rule's versions that are on trial no longer; those that it
+        cannot forget now go with the next change.
+        """
+        rollout = self.rollouts.get(rule)
+        kept = ""
+        if rollout is not None and rollout.trial is not None:
+            kept = trial_name(rule, rollout.trial.version)
+        for name in self._trials[rule] - {kept}:
+            with contextlib.suppress(GuardError):
+                await asyncio.wrap_future(self.thread.remove_rule(name))
+                self._trials[rule].discard(name)
 
     async def remove(self, rule: str) -> Card:
         async with self._changing:

@@ -117,8 +117,9 @@ class CheckService(ABC):
         """Take back what others who judge here have taken back."""
 
     @abstractmethod
-    async def serve(self, rule: str) -> Card:
-        """Serve a rule as it is to be served now; the card of its champion.
+    async def serve(self, rule: str, *, as_before: bool = False) -> Card:
+        """Serve a rule as it is to be served now; the card of its champion. `as_before`: as it is
+        served, without a trial that is over.
 
         Checks under way end as they began. Raises HTTPException 404 for a rule that is neither
         served nor trained, and GuardError, with all as before, if its weights cannot be served.
@@ -240,12 +241,15 @@ class CheckService(ABC):
             task.add_done_callback(self._noting.discard)
 
     async def _note(self, over: TakenBack) -> None:
+        rule, trial = over.rule, over.trial
         try:
-            served = self.cards[over.rule]
-            await asyncio.to_thread(self._source.abort, served, over.trial, over.reason)
-            await self.serve(over.rule)
+            await asyncio.to_thread(self._source.abort, self.cards[rule], trial, over.reason)
         except Exception:  # it is asked nothing more; a server that starts later would ask it
-            log.exception("that a trial of %s is over could not be noted", over.rule)
+            log.exception("that a trial of %s is over could not be noted", rule)
+        try:
+            await self.serve(rule, as_before=True)
+        except Exception:
+            log.exception("a trial of %s that is over could not be unloaded", rule)
 
     def _tell(self, record: CheckRecord, clock: float) -> CheckRecord:
         """Tell the observers of a check that began at `clock`, by time.perf_counter."""

@@ -26,7 +26,6 @@ BENCHES: dict[str, str] = {
     "latency": "serve.bench.latency",
     "encoder": "serve.bench.encoder",
     "load": "serve.bench.load",
-    "http": "serve.bench.http",
     "adapters": "serve.bench.fleet",
     "fleet": "serve.bench.fleet",
     "calibrate": "serve.bench.calibrate",
@@ -67,7 +66,7 @@ def bench_named(name: str) -> type[BenchCommand]:
     missing = sorted(bench.__abstractmethods__)
     if own_name in BENCHES or missing:
         problem = "a benchmark is named as a shipped one, or lacks a function"
-        remedy = "Rename or complete it, as serve/bench/http.py is"
+        remedy = "Rename or complete it, as serve/bench/load.py is"
         got = ", ".join(missing) or own_name
         raise GuardError(problem, where=name, got=got, remedy=remedy)
     return bench

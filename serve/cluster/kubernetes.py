@@ -41,6 +41,7 @@ from serve.selection import RegisteredRollouts, Selection, served_parts
 from serve.tenants.tenant_file import load_tenants
 
 MAX_AT_INGRESS = 10_000  # the ingress's own limits are lower, and answer in the wire format
+KEPT_NOTES = 5
 COPIES = "cluster"  # the folder of the copies, in `runs`
 SharedPath = Annotated[Path, Field(strict=False)]  # a text in `args`
 
@@ -159,8 +160,8 @@ def _ingress_options(arguments: ApplicationArguments) -> IngressOptions:
 def _served_last(root: Path, folders: Mapping[str, Path]) -> Snapshots:
     """The copies that are served: those that an application which began like this one served last.
 
-    Notes of other beginnings free their copies once they are UNUSED_S old: until then another
-    application may still be starting, or come back.
+    The last KEPT_NOTES stay, and those younger than UNUSED_S: their applications may still run, or
+    come back. An older note frees its copies.
     """
     copies = Snapshots(root)
     first = {rule: Rollout(folder=copies.keep(folder)) for rule, folder in folders.items()}
@@ -168,7 +169,8 @@ def _served_last(root: Path, folders: Mapping[str, Path]) -> Snapshots:
     if not snapshots.note.is_file():
         snapshots.write(first)
     snapshots.note.touch()
-    for note in root.glob("served-*.json"):
+    notes = sorted(root.glob("served-*.json"), key=lambda note: note.stat().st_mtime)
+    for note in notes[:-KEPT_NOTES]:
         if time.time() - note.stat().st_mtime > UNUSED_S:
             note.unlink(missing_ok=True)
     return snapshots

@@ -34,7 +34,7 @@ from serve.cluster.snapshots import Snapshots, version_of
 from serve.engine import Check
 from serve.engine.refusals import CallerGone, Overloaded, TooLate, not_served, too_late
 from serve.engine.thread.engine_thread import CLOSING_S, TIMEOUT_S
-from serve.registry.rollout import Rollout, RolloutSource
+from serve.registry.rollout import Rollout, RolloutSource, TakenBack
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +129,8 @@ class ClusterService(CheckService):
         super().__init__(self._served, (*observers, self.metrics), source)
         for rule, copy in self._copies.items():
             folder = folders.get(rule, copy.folder)
+            if load_card(folder) != self._served[rule]:  # another one was served last
+                folder = copy.folder
             self.rollouts[rule] = copy.model_copy(update={"folder": folder})
 
     def text_tokens(self, text: str) -> int:
@@ -144,13 +146,13 @@ class ClusterService(CheckService):
         if not any(rollout.trial for rollout in self.rollouts.values()):
             return
         with contextlib.suppress(ReplicaLost):
-            answers = await self.replicas.each("taken_back", within_s=SWITCH_S, may_miss=True)
+            answers = await self.replicas.each("taken_back", within_s=CLOSING_S, may_miss=True)
             for over in itertools.chain.from_iterable(answer.value for answer in answers):
                 self.take_back(over)
 
-    async def serve(self, rule: str) -> Card:
+    async def serve(self, rule: str, *, as_before: bool = False) -> Card:
         """As `CheckService.serve`, on all replicas; Overloaded for a change that is put off."""
-        return await self._to_its_end(self._serve(rule))
+        return await self._to_its_end(self._serve(rule, as_before=as_before))
 
     async def remove(self, rule: str) -> Card:
         """As `CheckService.remove`, on all replicas."""
@@ -166,21 +168,35 @@ class ClusterService(CheckService):
         task.add_done_callback(self._changes.discard)
         return await asyncio.shield(task)
 
-    async def _serve(self, rule: str) -> Card:
+    async def _serve(self, rule: str, *, as_before: bool) -> Card:
         async with self._changing:
-            served = self._served.get(rule)
-            rollout = await asyncio.to_thread(self._source.find, rule, served)
+            rollout = self.rollouts.get(rule) if as_before else None
+            if rollout is None:
+                rollout = await asyncio.to_thread(self._source.find, rule, self._served.get(rule))
             if rollout is None and rule not in self.rollouts:
                 raise not_trained(rule, self._served)
-            rollout = self.without_taken_back(rollout or self.wanted(rule))
-            copy = await asyncio.to_thread(self._snapshots.keep_rollout, rollout)
+            wanted = self.without_taken_back(rollout or self.rollouts[rule])
+            copy = await self._copied(rule, wanted)
             card = await asyncio.to_thread(load_card, copy.folder)
-            check_rule(card, rule, rollout.folder)
+            check_rule(card, rule, wanted.folder)
             await self._change(rule, copy)
-            self.rollouts[rule] = rollout
+            self.rollouts[rule] = self.without_taken_back(wanted)
             self._served[rule] = card
             await asyncio.to_thread(self._discard_copies)
             return card
+
+    async def _copied(self, rule: str, rollout: Rollout) -> Rollout:
+        """The rollout, of copies. A trial that cannot be copied is over."""
+        folder = await asyncio.to_thread(self._snapshots.keep, rollout.folder)
+        copy, trial = Rollout(folder=folder, mode=rollout.mode), rollout.trial
+        if trial is None:
+            return copy
+        try:
+            folder = await asyncio.to_thread(self._snapshots.keep, trial.folder)
+        except GuardError as error:
+            self.take_back(TakenBack(rule, trial, f"it cannot be served: {error}"))
+            return copy
+        return copy.model_copy(update={"trial": trial.model_copy(update={"folder": folder})})
 
     async def _remove(self, rule: str) -> Card:
         async with self._changing:

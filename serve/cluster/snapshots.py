@@ -75,10 +75,6 @@ class Snapshots:
         """Note that copies of these folders are served. Raises as `keep`."""
         self.write({rule: Rollout(folder=self.keep(folder)) for rule, folder in folders.items()})
 
-    def keep_rollout(self, rollout: Rollout) -> Rollout:
-        """The rollout, of copies. Raises as `keep`."""
-        return _moved(rollout, self.keep)
-
     def write(self, served: Mapping[str, Rollout]) -> None:
         """Note what is served, whole or not at all."""
         self._root.mkdir(parents=True, exist_ok=True)

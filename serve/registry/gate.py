@@ -9,6 +9,7 @@ Waudby-Smith and Ramdas, 2024, "Estimating means of bounded random variables by 
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import numpy as np
 
@@ -53,51 +54,48 @@ class TrialGate:
 
     def _begin(self) -> None:
         self._bets = {name: _Bet(-limit) for name, limit in self._limits.items() if limit}
-        self._counts = dict.fromkeys((*self._limits, "champion flagged"), 0)
-        self._checks = 0
-        self._conversations: set[str] = set()
+        self._counts: Counter[str] = Counter()
+        self._shown: dict[str, set[str]] = {}  # by each conversation
 
     def saw(
         self, conversation: str, champion: bool | None, trial: bool | None, latency_s: float
     ) -> str | None:
         """Note whether both flagged a conversation, None for no verdict; why to take it back.
 
-        What the champion cannot judge says nothing of the trial. A conversation counts once a
-        window, by its key: what is asked again is no other draw.
+        What the champion cannot judge says nothing of the trial. Of a conversation, by its key,
+        each thing counts once a window, whichever of its checks shows it: what is asked again, or
+        goes on, is no other draw.
         """
         if champion is None:
             return None
-        if self._checks == self._gate.window:
-            self._begin()
-        if conversation in self._conversations:
-            return None
-        self._conversations.add(conversation)
-        self._checks += 1
-        seen = {
+        shown = {
             "disagreed": trial is not None and trial != champion,
             "flagged": trial is True,
             "unjudged": trial is None,
             "slow": self._gate.slower_than is not None and latency_s > self._gate.slower_than,
             "champion flagged": champion and trial is not None,
         }
-        for name, is_seen in seen.items():
-            self._counts[name] += is_seen
+        if conversation not in self._shown and len(self._shown) == self._gate.window:
+            self._begin()
+        is_new = conversation not in self._shown
+        known = self._shown.setdefault(conversation, set())
+        now = {name for name, is_shown in shown.items() if is_shown} - known
+        known |= now
+        self._counts.update(now)
         reason: str | None = None
         enough = math.log(max(1, len(self._bets)) / FALSE_ABORTS)
         for name, bet in self._bets.items():
-            wealth = bet.won(seen[name] - self._allowed(name, seen))
-            if wealth >= enough and self._checks >= self._gate.least_checks:
+            allowed = (self._limits[name] or 0) * is_new
+            if name == "flagged":
+                allowed = (self._limits[name] or 0) * ("champion flagged" in now)
+            wealth = bet.won((name in now) - allowed)
+            if wealth >= enough and len(self._shown) >= self._gate.least_checks:
                 reason = reason or self._reason(name)
         return reason
 
-    def _allowed(self, name: str, seen: dict[str, bool]) -> float:
-        """What the limit allows at this check, of 1."""
-        limit = self._limits[name] or 0
-        return limit * seen["champion flagged"] if name == "flagged" else limit
-
     def _reason(self, name: str) -> str:
         limit = self._limits[name]
-        of = f"{self._counts[name]} of {self._checks} conversations"
+        of = f"{self._counts[name]} of {len(self._shown)} conversations"
         if name == "flagged":
             champion = self._counts["champion flagged"]
             return f"it flagged {of}, the champion {champion}; {limit:g} times may be"

@@ -35,7 +35,9 @@ STREAM = BODY | {"rules": ["pii_leak"], "every_tokens": 1, "hold_back": 0}
 
 
 @pytest.mark.slow
-def test_an_application_that_begins_as_before_goes_on_and_old_notes_go(tmp_path: Path) -> None:
+def test_an_application_that_begins_as_before_goes_on_and_old_notes_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from serve.cluster.kubernetes import _served_last  # which imports Ray
     from serve.cluster.service import UNUSED_S
 
@@ -55,6 +57,9 @@ def test_an_application_that_begins_as_before_goes_on_and_old_notes_go(tmp_path:
     assert sorted(served("ab").read()) == ["a", "b", "c"]
     assert other.note.is_file()  # it may be running still
     os.utime(other.note, (0, time.time() - UNUSED_S - 1))
+    served("ab")
+    assert other.note.is_file()  # it is one of the last
+    monkeypatch.setattr("serve.cluster.kubernetes.KEPT_NOTES", 1)
     served("ab")
     assert first.note.is_file() and not other.note.is_file()
 

@@ -111,7 +111,8 @@ def test_a_shadow_is_judged_and_audited_and_its_gate_takes_it_back(
 ) -> None:
     champion, candidate = trained.versions
     trial = trial_of(candidate, "shadow", slower_than=1e-9, least_checks=41)
-    source = Found({RULE: Rollout(folder=champion, trial=trial)}.get)
+    found = {RULE: Rollout(folder=champion, trial=trial)}
+    source = Found(found.get)
     audit = tmp_path / "audit.jsonl"
     p_champion, p_candidate = trained.probabilities
     body = {"messages": MESSAGES}
@@ -129,6 +130,8 @@ def test_a_shadow_is_judged_and_audited_and_its_gate_takes_it_back(
         counted = f'version="{trial.version}",mode="shadow",decides="false"'.split(",")
         assert all(label in client.get("/metrics").text for label in counted)
         assert source.aborted == [] and len(engine.rules) == 2
+        # A person has published it, and nobody has said so here: nor does the gate.
+        found[RULE] = Rollout(folder=candidate)
         client.post("/v1/check", json=body, headers={"x-session-id": "one more"})
         wait_until(lambda: list(engine.rules) == [RULE])
         ((rule, version, reason),) = source.aborted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -20,7 +21,7 @@ from serve.api.engine_service import EngineService
 from serve.api.watch import watch
 from serve.engine.refusals import Overloaded
 from serve.registry.registry import RegisteredRule, Registry
-from serve.registry.rollout import Rollout
+from serve.registry.rollout import Mode, Rollout, TrialVersion, trial_name
 from tests.serve.cards import save_card
 from tests.serve.found import Found
 from tests.serve.toy_engine import ToyEngine
@@ -46,7 +47,7 @@ def watched(
     engine: ToyEngine,
     meanwhile: Callable[[], object],
     seconds: float = 0.1,
-    find: Callable[[str], Path | None] = lambda rule: None,
+    find: Callable[[str], Path | Rollout | None] = lambda rule: None,
 ) -> None:
     """Watch while that is done in another thread, and for some time longer."""
 
@@ -93,9 +94,9 @@ def test_what_is_published_is_served_and_what_is_trained_is_not(
     assert set(served) == {("fine", second.folder)}
 
 
-def train_again(folder: Path) -> None:
+def train_again(folder: Path, rule: str | None = None) -> None:
     (folder / "adapter_model.safetensors").write_bytes(b"others")
-    save_card(folder, folder.name)
+    save_card(folder, rule or folder.name)
 
 
 def test_a_rule_that_was_trained_again_is_replaced_and_no_other(engine: ToyEngine) -> None:
@@ -176,6 +177,32 @@ def test_what_there_is_no_room_for_is_tried_again_after_pauses_that_double(
     pauses = [after - before for before, after in pairwise(tries)]
     for pause, at_least in zip(pauses, (0.04, 0.08, 0.16, 0.2), strict=True):
         assert pause >= at_least
+
+
+def test_a_trial_that_there_is_no_room_for_is_tried_again(
+    engine: ToyEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "other version"
+    shutil.copytree(engine.folders["fine"], folder)
+    train_again(folder, "fine")
+    trial = TrialVersion(version=load_card(folder).version, folder=folder, mode=Mode(share=0.0))
+    rollout = Rollout(folder=engine.folders["fine"], trial=trial)
+    tries: list[str] = []
+
+    def serve(name: str, folder: Path) -> None:
+        tries.append(name)
+        if len(tries) == 1:
+            raise Overloaded("not now")
+        engine.rules[name] = read_card(folder)  # type: ignore[assignment]
+
+    monkeypatch.setattr(engine, "serve", serve)
+    monkeypatch.setattr(watch_module, "FIRST_PAUSE_S", 0.04)
+    watched(
+        engine,
+        lambda: wait_until(lambda: len(tries) > 1),
+        find=lambda rule: rollout if rule == "fine" else None,
+    )
+    assert tries == [trial_name("fine", trial.version)] * 2
 
 
 def test_a_card_that_cannot_be_read_is_not_served_and_is_logged_once(

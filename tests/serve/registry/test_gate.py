@@ -75,6 +75,14 @@ def test_a_conversation_counts_once_however_often_it_is_asked() -> None:
     assert {gate.saw("the same", False, True, 9.0) for _ in range(1_000)} == {None}
 
 
+def test_what_a_conversation_shows_later_counts_too() -> None:
+    """Most violations are not in the first turn, nor in the first words of a reply."""
+    gate = TrialGate(Gate(most_flagged=1.5))
+    for turn in range(3):
+        said = [gate.saw(str(number), False, turn == 2, 0.1) for number in range(100)]
+    assert said[-1] == "it flagged 100 of 100 conversations, the champion 0; 1.5 times may be"
+
+
 def test_a_window_forgets_what_was_before_it() -> None:
     """Or a version that was good for a month would be bad for another one, unnoticed."""
     late = {}
