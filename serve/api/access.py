@@ -26,7 +26,7 @@ from serve.tenants.tenant import Tenant, TenantLimits
 from serve.tenants.tenant_file import Admin, Tenants
 
 PUBLIC = ("/health", "/healthz", "/readyz", "/docs", "/redoc", "/openapi.json")
-METRICS, ADMIN = "/metrics", "/admin/rules/"  # for administrators: the path, and a prefix
+METRICS, ADMIN = "/metrics", "/admin/"  # for administrators: the path, and a prefix
 LISTS = ("/v1/rules", "/v1/rule_sets")  # for administrators and tenants
 PROXY_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 ADMIN_FROM_HERE = (

@@ -1,5 +1,6 @@
 """What administrators ask.
 
+    GET    /admin/rules          the versions that judge, and their modes
     POST   /admin/rules/{rule}   serve it by its champion of now; also a new rule
     DELETE /admin/rules/{rule}   serve it no longer
 
@@ -23,6 +24,7 @@ from guard.errors import GuardError
 from serve.api.access import Caller
 from serve.api.service import CheckService
 from serve.engine.refusals import Overloaded
+from serve.registry.rollout import ENFORCE
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,38 @@ class ChangedRule(BaseModel):
     version: str | None = None
     threshold: float | None = None
     version_before: str | None = None
+
+
+class JudgingVersion(BaseModel):
+    """A version that judges, and its mode (docs/operation.md, "Modes")."""
+
+    version: str
+    mode: str
+
+
+class RolledOutRule(BaseModel):
+    """A rule's champion, and the version on trial beside it; null if there is none."""
+
+    rule: str
+    champion: JudgingVersion
+    trial: JudgingVersion | None = None
+
+
+@router.get("/admin/rules")
+async def rules(request: Request) -> list[RolledOutRule]:
+    """What judges: of each rule its champion, and the version on trial."""
+    service = CheckService.of(request)
+    listed: list[RolledOutRule] = []
+    for rule, card in service.cards.items():
+        mode, trial = ENFORCE, None  # of a rule that is part of a merged base
+        if rule in service.rollouts:
+            rollout = service.without_taken_back(service.rollouts[rule])
+            mode, trial = rollout.mode, rollout.trial
+        champion = JudgingVersion(version=card.version, mode=str(mode))
+        listed.append(RolledOutRule(rule=rule, champion=champion))
+        if trial is not None:
+            listed[-1].trial = JudgingVersion(version=trial.version, mode=str(trial.mode))
+    return listed
 
 
 @router.post("/admin/rules/{rule}")

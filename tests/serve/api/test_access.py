@@ -43,10 +43,12 @@ def ask(client: Client, tenant: str, **fields: Any) -> httpx.Response:
 
 def test_probes_need_no_key_and_other_reads_do(client: Client) -> None:
     assert client.get("/health").status_code == 200
-    for path in ("/v1/rules", "/v1/models", "/v1/check", "/metrics", "/admin/rules/fine", "/no"):
+    admin = ("/metrics", "/admin/rules", "/admin/rules/fine")
+    for path in ("/v1/rules", "/v1/models", "/v1/check", *admin, "/no"):
         for method in ("GET", "HEAD", "OPTIONS"):
             assert client.request(method, path).status_code == 401
-    assert client.get("/metrics", headers=HEADERS["shop"]).status_code == 403
+    for path in admin:
+        assert client.get(path, headers=HEADERS["shop"]).status_code == 403
     listed = client.get("/v1/rules", headers=HEADERS["admin"]).json()
     assert [rule["rule"] for rule in listed] == list(LOGITS)
     assert client.get("/v1/models", headers=HEADERS["admin"]).status_code == 403

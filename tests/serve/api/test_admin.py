@@ -130,10 +130,19 @@ def test_a_shadow_is_judged_and_audited_and_its_gate_takes_it_back(
         counted = f'version="{trial.version}",mode="shadow",decides="false"'.split(",")
         assert all(label in client.get("/metrics").text for label in counted)
         assert source.aborted == [] and len(engine.rules) == 2
+        judging = [
+            {
+                "rule": RULE,
+                "champion": {"version": load_card(champion).version, "mode": "enforce"},
+                "trial": {"version": trial.version, "mode": "shadow"},
+            }
+        ]
+        assert client.get("/admin/rules").json() == judging
         # A person has published it, and nobody has said so here: nor does the gate.
         found[RULE] = Rollout(folder=candidate)
         client.post("/v1/check", json=body, headers={"x-session-id": "one more"})
         wait_until(lambda: list(engine.rules) == [RULE])
+        assert client.get("/admin/rules").json() == [judging[0] | {"trial": None}]
         ((rule, version, reason),) = source.aborted
         assert (rule, version) == (RULE, trial.version) and "too slow" in reason
         assert probability(client) == pytest.approx(p_champion, abs=TOLERANCE)
