@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
 from guard.arguments import comma_separated
-from guard.errors import GuardError, exits_cleanly
+from guard.errors import GuardError, choose_from, exits_cleanly
 from guard.layout import Runs
 from guard.method import METHODS
 from guard.recipe import load_recipe
@@ -29,15 +31,32 @@ def listing(registry: Registry, rules: list[str] | None = None) -> str:
     found = [rule for rule in registry.rules() if rules is None or rule.rule in rules]
     missing = set(rules or ()) - {rule.rule for rule in found}
     if missing or not found:
+        remedy = "Run `make train`"
+        if missing:
+            remedy += f". {choose_from(min(missing), [rule.rule for rule in registry.rules()])}"
         got = ", ".join(sorted(missing)) or None
-        raise GuardError("no versions", where=registry.file, got=got, remedy="Run `make train`")
+        raise GuardError("no versions", where=registry.file, got=got, remedy=remedy)
     for rule in found:
-        aliases = {version: alias for alias, version in registry.aliases(rule).items()}
+        aliases: defaultdict[str, list[str]] = defaultdict(list)
+        for alias, version_id in registry.aliases(rule).items():
+            aliases[version_id].append(alias)
         lines.append(f"\n{rule.rule}, {METHODS[rule.method].label} on {rule.model}")
         rollout = registry.rollout(rule)
         for version in reversed(registry.versions(rule)):
-            lines.append(_line(version, aliases.get(version.id, ""), _mode(version, rollout)))
+            lines.append(_line(version, ", ".join(aliases[version.id]), _mode(version, rollout)))
+        if rules is not None:
+            lines += _events(registry, rule)
     return "\n".join(lines)
+
+
+def _events(registry: Registry, rule: RegisteredRule) -> Iterator[str]:
+    """What happened to the rule, the first first."""
+    ids = {version.id for version in registry.versions(rule)}
+    for event in registry.events():
+        if event.version in ids:
+            what = f"{event.kind} {event.mode}".strip()
+            version = event.version[:SHOWN_DIGITS]
+            yield f"{event.at}  {event.actor}: {what} {version}, {event.reason}"
 
 
 def _mode(version: Version, rollout: Rollout | None) -> str:
@@ -77,8 +96,8 @@ def named_rules(
 
 
 def candidate(registry: Registry, runs: Runs, rule: RegisteredRule) -> Version:
-    """What is to be published: what lies in the rule's folder, say because it was trained
-    elsewhere, or else the candidate. Raises GuardError where that is neither or champion already.
+    """What is to be published: what lies in the rule's folder, if that is no version yet, say
+    because it was trained elsewhere, or else the candidate. Raises GuardError if there is none.
     """
     folder = runs.adapter(*rule)
     aliases = registry.aliases(rule)
@@ -90,7 +109,8 @@ def candidate(registry: Registry, runs: Runs, rule: RegisteredRule) -> Version:
             problem, remedy = "weights of another base or method", "Put them into their own folder"
             got = RegisteredRule.of(card)
             raise GuardError(problem, where=folder, got=got, remedy=remedy)
-        if card.version != aliases.get("champion"):
+        known = {version.id for version in registry.versions(rule)} if aliases else set()
+        if card.version not in known:  # of others somebody has decided
             wanted = registry.register(folder, actor=user_name(), note="found in its folder").id
     if wanted is None:
         registry.versions(rule)  # raises for a rule that has none
@@ -201,7 +221,7 @@ def main() -> None:
     for version in change(arguments, registry, runs):
         name = version.id[:SHOWN_DIGITS]
         if arguments.command == "mode":
-            print(f"{version.rule.rule}: {name} is {Mode.parse(arguments.mode)}")
+            print(f"{version.rule.rule}: the mode of {name} is {Mode.parse(arguments.mode)}")
         else:
             print(f"{version.rule.rule}: the champion is {name}{_as_before(registry, version)}")
     print("served in seconds with WATCH=1, else after POST /admin/rules/RULE or a restart")

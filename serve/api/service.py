@@ -185,6 +185,8 @@ class CheckService(ABC):
             self._tell(replace(record, failure=code_of(error)), clock)
             raise
         decision = question.rule_set.decide(rulings_of(check), question.metadata or {})
+        decided_by = [name for name in decision.decided_by if name not in check.undecided]
+        decision = decision._replace(decided_by=tuple(decided_by))
         record = replace(record, check=check, decision=decision, said=settled.said)
         self._watch_trials(self._tell(record, clock), settled.conversation)
         return DecidedCheck(check, decision)

@@ -16,7 +16,7 @@ from guard.errors import GuardError
 from guard.weights.card import Card, read_card
 from serve.api.service import CheckService
 from serve.engine.refusals import Overloaded
-from serve.registry.rollout import Rollout
+from serve.registry.rollout import ENFORCE, Rollout
 
 log = logging.getLogger(__name__)
 
@@ -115,8 +115,8 @@ async def _serve(service: CheckService, rule: str, state: WatchedRule) -> None:
     """Serve the rule as it is to be now; the log says what came of it."""
     pause_s, state.pause_s = 2 * (state.pause_s or FIRST_PAUSE_S / 2), 0.0
     try:
-        await service.serve(rule)
-        log.info("the rule %s is served as it is to be now", rule)
+        card, rollout = await service.serve(rule), service.rollouts.get(rule)
+        log.info("the rule %s is served by %s%s", rule, card.version[:12], _modes(rollout))
     except Overloaded as error:
         state.pause_s = min(MAX_PAUSE_S, pause_s)
         state.not_before = time.monotonic() + state.pause_s
@@ -126,3 +126,13 @@ async def _serve(service: CheckService, rule: str, state: WatchedRule) -> None:
         log.error("the rule %s is served as before: %s", rule, error)
     except Exception:  # a rule that was removed meanwhile, for example
         log.exception("the rule %s is served as before", rule)
+
+
+def _modes(rollout: Rollout | None) -> str:
+    """What of a rule is not enforced, for the log."""
+    said = ""
+    if rollout is not None and rollout.mode != ENFORCE:
+        said = f" in the mode {rollout.mode}"
+    if rollout is not None and rollout.trial is not None:
+        said += f", beside it {rollout.trial.version[:12]}: {rollout.trial.mode}"
+    return said

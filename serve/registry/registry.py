@@ -176,15 +176,16 @@ class Registry:
         """
         _check_reason(reason)
         chosen = self.version(rule, version)
+        name = chosen.id[:SHOWN_DIGITS]
         with self._changing() as changes:
             is_trial = chosen.id != changes.aliases(rule)["champion"]
             if is_trial and mode == ENFORCE:
                 remedy = "`make publish` makes it the champion"
-                raise GuardError(f"{rule}: only a champion is enforced", got=version, remedy=remedy)
+                raise GuardError(f"{rule}: only a champion is enforced", got=name, remedy=remedy)
             other = changes.on_trial(rule)
             if is_trial and other is not None and other[0] != chosen.id:
                 remedy = f"Take it back first: MODE=off VERSION={other[0][:SHOWN_DIGITS]}"
-                raise GuardError(f"{rule}: another version is on trial", got=version, remedy=remedy)
+                raise GuardError(f"{rule}: another version is on trial", got=name, remedy=remedy)
             self._check_files(chosen)
             number = changes.record(actor, "mode_set", chosen.id, reason, mode, gate)
             changes.set_mode(rule, mode, number, is_trial=is_trial)
@@ -492,7 +493,7 @@ class _Changes:
 def _check_reason(reason: str) -> None:
     if not reason.strip():
         remedy = 'Give it, as WHY="fewer false alarms on refunds"'
-        raise GuardError("what is served is changed for a reason", remedy=remedy)
+        raise GuardError("the reason is missing", remedy=remedy)
 
 
 def user_name() -> str:

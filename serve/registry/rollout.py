@@ -36,7 +36,7 @@ class Mode(Strict):
             return cls(share=fixed[text])
         percent = CANARY.fullmatch(text)
         if percent is None or not float(percent[1]):
-            remedy = "Say enforce, shadow, canary:10% or off"
+            remedy = "Say enforce, shadow, off, or canary:10% for any share above 0 and below 100"
             raise GuardError("no mode", got=repr(text), remedy=remedy)
         return cls(share=float(percent[1]) / 100)
 

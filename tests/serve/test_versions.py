@@ -66,6 +66,11 @@ def test_what_a_person_decides_is_served_and_listed(
     assert f"{first[:12]}  champion" in listed and f"{second[:12]}  previous" in listed
     assert str(registry.folder(second)) in listed and "5 events" in listed
     assert registry.events()[-1].reason == "it flags greetings"
+    told = command(runs, monkeypatch, capsys, "list", "--rules", "mild")
+    assert f"rolled_back {first[:12]}, it flags greetings" in told
+    # What was taken back is published again by nobody who does not name it.
+    words = ("publish", "--rule", "mild", "--why", "again")
+    assert "has no candidate" in command(runs, monkeypatch, capsys, *words)
 
 
 def test_a_mode_is_set_by_alias_or_id_and_listed(

@@ -36,6 +36,7 @@ from serve.api.wire_format import ASKED, REPLY, RULE, ExampleRequest, WireFormat
 from serve.engine import Check
 from serve.engine.codes import Code
 from serve.policy.rule_set import RuleSet
+from serve.registry.rollout import ENFORCE
 
 log = logging.getLogger(__name__)
 
@@ -227,12 +228,13 @@ class CheckResponse(BaseModel):
 
 
 class ServedRule(BaseModel):
-    """A rule that is served: its wording in the prompt, its threshold, and its version."""
+    """A rule that is served: its wording in the prompt, if any, its threshold, version and mode."""
 
     rule: str
     text: str
     threshold: float
     version: str
+    mode: str
 
 
 class ServedRuleSet(BaseModel):
@@ -261,8 +263,16 @@ async def rules(request: Request) -> list[ServedRule]:
     """The rules that are served."""
     served = []
     for name, card in Caller.of(request).catalogue.rules.items():
-        text, threshold = card.rule_text, card.threshold
-        served.append(ServedRule(rule=name, text=text, threshold=threshold, version=card.version))
+        rollout = CheckService.of(request).rollouts.get(name)
+        served.append(
+            ServedRule(
+                rule=name,
+                text=card.rule_text,
+                threshold=card.threshold,
+                version=card.version,
+                mode=str(rollout.mode if rollout else ENFORCE),
+            )
+        )
     return served
 
 

@@ -91,7 +91,7 @@ def test_the_same_weights_again_are_no_version_and_another_threshold_is_one(
 @pytest.mark.parametrize(
     ("rule", "version", "reason", "problem"),
     [
-        ("mild", "second", " ", "for a reason"),
+        ("mild", "second", " ", "reason is missing"),
         ("mild", "ffff", "better", "no version of tiny/mild/alora begins so"),
         ("mild", "", "better", "2 versions of tiny/mild/alora begin so"),
         ("milt", "second", "better", "no version of tiny/milt/alora.*Did you mean"),
