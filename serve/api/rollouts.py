@@ -2,8 +2,8 @@
 
 A canary decides for a share of the conversations, by a hash of what a conversation's requests have
 in common, so that it goes on deciding, or not, as a conversation grows. What does not decide is
-counted and audited, and its caller learns nothing of it. Where a canary has no verdict its champion
-decides.
+counted and audited, and its caller sees its tokens alone. Where a canary has no verdict its
+champion decides.
 """
 
 from __future__ import annotations

@@ -195,16 +195,18 @@ class CheckService(ABC):
         self, request: Request, messages: Sequence[Message], question: Question
     ) -> SettledCheck:
         """What the versions say that are to judge the conversation now."""
-        caller, salt = Caller.of(request), question.cache_salt
+        caller, salt, rules = Caller.of(request), question.cache_salt, question.rule_set.rules
+        rollouts: dict[str, Rollout] = {}  # of the rules of which not all is enforced
+        for rule in rules:
+            rollout = self.rollouts.get(rule)
+            if rollout is not None and rollout.is_on_trial:
+                rollouts[rule] = self.without_taken_back(rollout)
+        if not rollouts:
+            return SettledCheck(await self._answer(request, messages, rules, salt))
         session = request.headers.get(SESSION_HEADER, "")
         tenant = caller.tenant.name if caller.tenant else ""
         key = conversation_key(question.within or messages, salt, session, tenant)
         is_answer = question.purpose == "answer"
-        rules = question.rule_set.rules
-        rollouts: dict[str, Rollout] = {}
-        for rule in rules:
-            if rule in self.rollouts:
-                rollouts[rule] = self.without_taken_back(self.rollouts[rule])
         asked = Assignment(rollouts, rules, key, is_answer=is_answer)
         check = Check((), {}, 0, 0, 0.0)
         if names := asked.names:
@@ -226,7 +228,9 @@ class CheckService(ABC):
             if rollout is None or rollout.trial is None or rollout.trial.version != said.version:
                 continue
             trial = rollout.trial
-            gate = self._gates.setdefault(trial.key, TrialGate(trial.gate))
+            if trial.key not in self._gates:
+                self._gates[trial.key] = TrialGate(trial.gate)
+            gate = self._gates[trial.key]
             flagged = (champion.violates, said.violates)
             if reason := gate.saw(conversation, *flagged, record.latency_s):
                 self.take_back(TakenBack(said.rule, trial, reason))
