@@ -61,7 +61,6 @@ TLSKEY ?=##   for make up: a PEM file, the private key of TLSCERT
 TLSCA ?=##   for make up: a PEM file; only clients with a certificate of this authority may ask
 TIMEOUT ?=##   for make up: seconds that a check may take, by default 60
 PLAN ?=##   for make plan: a plan of recipes/plans or a YAML file, by default tiny_here
-TRACE ?=##   for make plan: recorded checks instead of distributions, a file of JSON lines or an audit log
 SCALEDOWN ?=##   for REPLICAS=1-4: seconds of less load until a replica ends, by default 600
 MERGED ?=##   for make up: MERGED=1 serves the one rule of RULE from the base that make merge has put its LoRA into
 OPTIONS ?=##   for make bench, plan, scan, replay, transfer, curve and fuzz: further options, quoted; make bench NAME=load OPTIONS=--help lists them
@@ -75,7 +74,7 @@ clients := .venv-clients/setup.stamp
 cluster := .venv/cluster.stamp
 
 # Handed on as they stand: a sentence, or a file's name, may hold any quote or dollar.
-as_they_stand := POLICY DATA UNLABELLED A B FILES OUT TRACE WHY
+as_they_stand := POLICY DATA UNLABELLED A B FILES OUT WHY
 $(foreach variable,$(as_they_stand),$(eval override $(variable) := $$(value $(variable))))
 export $(as_they_stand)
 
@@ -178,7 +177,7 @@ mode: $(ready) ##   RULE= MODE=shadow WHY="look first" -> the version trained la
 	$(python) -m serve.versions mode --mode '$(MODE)' $(a_version)
 
 plan: $(ready) ##   what a deployment costs: checks a second, p95 with queueing, memory, replicas, dollars -> table, runs/plan.json (first make bench NAME=calibrate)
-	$(python) -m serve.plan.run $(call option,plan,$(PLAN)) $(if $(TRACE),--trace "$$TRACE") $(OPTIONS)
+	$(python) -m serve.plan.run $(call option,plan,$(PLAN)) $(OPTIONS)
 
 calibrate: $(ready) ##   another threshold for trained weights, in seconds: by the rule's file, for MAX_FPR=0.02, or THRESHOLD=0.8 as it is
 	$(python) -m train.calibrate --rule '$(RULE)' --model $(MODEL) $(call option,method,$(METHOD)) \

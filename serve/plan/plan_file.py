@@ -23,7 +23,7 @@ class Finite(Strict):
 
 
 class PlannedTraffic(Finite):
-    """The traffic: recorded in the file `trace`, or drawn. docs/planning.md has the keys.
+    """The traffic that is drawn. docs/planning.md has the keys.
 
     `lengths`: quantiles of a whole conversation's tokens at equal steps. A conversation is checked
     `turns` times in the mean, each time after it has grown by an equal part.
@@ -36,7 +36,6 @@ class PlannedTraffic(Finite):
     rules_a_check: tuple[int, int] = (5, 20)
     rules: int = Field(default=100, ge=1)
     zipf: float = Field(default=1.0, ge=0)
-    trace: str | None = None
 
     @model_validator(mode="after")
     def _is_possible(self) -> PlannedTraffic:
@@ -90,9 +89,8 @@ class Plan(Finite):
 def load_plan(name: str, options: Mapping[str, Any]) -> Plan:
     """The plan of this name, or in this file, with options over its keys.
 
-    The key of a section has its name: `traffic.rate`. A trace that is given as an option has its
-    own rate, whatever the plan says, unless the rate is an option too. Raises GuardError for an
-    unknown name or bad value.
+    The key of a section has its name: `traffic.rate`. Raises GuardError for an unknown name or bad
+    value.
     """
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
@@ -100,7 +98,6 @@ def load_plan(name: str, options: Mapping[str, Any]) -> Plan:
     plan = load(path, Plan)
     if not options:
         return plan
-    # Keys that the file leaves out stay left out: only then does a trace's own rate count.
     content = plan.model_dump(mode="json", exclude_unset=True)
     for key, value in options.items():
         section = content
@@ -111,6 +108,4 @@ def load_plan(name: str, options: Mapping[str, Any]) -> Plan:
                 remedy = f"Leave out `.{last}`: `{name}` is a value"
                 raise GuardError("the plan has no such section", got=key, remedy=remedy)
         section[last] = value
-    if "traffic.trace" in options and "traffic.rate" not in options:
-        content["traffic"].pop("rate", None)
     return validate(content, Plan, where=f"{path} with options")

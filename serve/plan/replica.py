@@ -15,7 +15,8 @@ import numpy as np
 
 from serve.plan.batching import AdapterSlots, ReplicaSizes, StepScheduler, StepWork
 from serve.plan.deployment import PlannedMethod
-from serve.plan.traffic import CheckArrival, TrafficSource
+from serve.plan.plan_file import Plan
+from serve.plan.traffic import CheckArrival, draw_traffic
 
 
 @dataclass(frozen=True)
@@ -134,10 +135,7 @@ class ReplicaSimulation:
 
     def _submit(self, number: int, arrival: CheckArrival) -> float:
         """Queue the check. Returns the seconds that this takes."""
-        # What is recorded is the cache of a server whose rules share conversations.
-        recorded = arrival.cached_tokens if self._shares else None
-        cached = self._cache.held(arrival.session) if recorded is None else recorded
-        cached = min(cached, arrival.tokens)
+        cached = min(self._cache.held(arrival.session), arrival.tokens)
         copies = 1 if self._shares else len(arrival.rules)
         self._cache.put(arrival.session, arrival.tokens, copies)
         self._cached_tokens += cached
@@ -185,12 +183,17 @@ class Capacity:
         return math.ceil(rate / self.rate - 1e-9)
 
 
-def at_rate(method: PlannedMethod, traffic: TrafficSource, rate: float) -> Replay:
-    drawn = traffic.at(rate)
+def at_rate(method: PlannedMethod, plan: Plan, rate: float) -> Replay:
+    drawn = draw_traffic(plan, rate)
     return ReplicaSimulation(method).run(drawn.arrivals, drawn.warm_up)
 
 
-def saturation(method: PlannedMethod, traffic: TrafficSource) -> float:
+def backlog(plan: Plan, rate: float) -> list[CheckArrival]:
+    """The plan's traffic at this rate, in its order, but all of it due at once."""
+    return [arrival._replace(due_s=0.0) for arrival in draw_traffic(plan, rate).arrivals]
+
+
+def saturation(method: PlannedMethod, plan: Plan) -> float:
     """The rate, in checks per second, at which a queue that is never empty is answered.
 
     The more checks a second come, the more conversations lie between two turns of one conversation,
@@ -199,26 +202,24 @@ def saturation(method: PlannedMethod, traffic: TrafficSource) -> float:
     """
     rate = 1.0
     for _ in range(BACKLOGS):
-        rate = ReplicaSimulation(method).run(traffic.backlog(rate)).per_second
+        rate = ReplicaSimulation(method).run(backlog(plan, rate)).per_second
     return rate
 
 
-def capacity(
-    method: PlannedMethod, traffic: TrafficSource, p95_ms: float, most_busy: float
-) -> Capacity:
-    """Find a replica's limits: within the target, and at most `most_busy` of saturation.
+def capacity(method: PlannedMethod, plan: Plan) -> Capacity:
+    """Find a replica's limits: within the plan's target, and no busier than it allows.
 
     The greatest rate is found by bisection.
     """
-    saturated = saturation(method, traffic)
-    low, high = LOWEST_SHARE * saturated, most_busy * saturated
-    lone = best = at_rate(method, traffic, low)
-    if lone.p95_ms > p95_ms:
+    saturated = saturation(method, plan)
+    low, high = LOWEST_SHARE * saturated, plan.most_busy * saturated
+    lone = best = at_rate(method, plan, low)
+    if lone.p95_ms > plan.p95_ms:
         return Capacity(saturated, lone)
     rate = high
     for _ in range(1 + BISECTIONS):
-        replay = at_rate(method, traffic, rate)
-        if replay.p95_ms > p95_ms:
+        replay = at_rate(method, plan, rate)
+        if replay.p95_ms > plan.p95_ms:
             high = rate
         else:
             best, low = replay, rate

@@ -17,7 +17,7 @@ from serve.plan.calibration import COMMAND, DeviceCalibration, load_calibration
 from serve.plan.deployment import PlannedMethod, deploy
 from serve.plan.plan_file import JudgePricing, Plan
 from serve.plan.replica import Capacity, capacity
-from serve.plan.traffic import TrafficSource, read_trace, trace_rate
+from serve.plan.traffic import draw_traffic
 
 COLUMNS = 110
 MILLION = 1e6
@@ -79,11 +79,8 @@ def build(plan: Plan, runs: Path) -> PlanReport:
         remedy = "State `price_an_hour` in the plan"
         raise GuardError("what this machine costs is not known", got=plan.name, remedy=remedy)
     calibration = load_calibration(runs / "calibration.json")
-    plan, source = planned_traffic(plan, calibration.suffix_tokens)
     methods = deploy(plan, calibration)
-    outcomes = []
-    for method in methods:
-        outcomes.append((method, capacity(method, source, plan.p95_ms, plan.most_busy)))
+    outcomes = [(method, capacity(method, plan)) for method in methods]
     return PlanReport(
         name=plan.name,
         commit=provenance()["commit"],
@@ -95,22 +92,9 @@ def build(plan: Plan, runs: Path) -> PlanReport:
             _step_section(methods, calibration),
             _memory_section(methods),
             _replica_section(outcomes),
-            _cost_section(plan, an_hour, source, outcomes),
+            _cost_section(plan, an_hour, outcomes),
         ),
     )
-
-
-def planned_traffic(plan: Plan, suffix_tokens: int) -> tuple[Plan, TrafficSource]:
-    """The plan, with the rules and the rate of its trace if it has one, and its traffic."""
-    if plan.traffic.trace is None:
-        return plan, TrafficSource(plan.traffic, plan.checks, plan.seed)
-    trace = read_trace(Path(plan.traffic.trace), suffix_tokens)
-    replaced: dict[str, float] = {"rules": max(len(trace.rules), plan.traffic.rules)}
-    if "rate" not in plan.traffic.model_fields_set:
-        replaced["rate"] = trace_rate(trace.arrivals)
-    traffic = plan.traffic.model_copy(update=replaced)
-    source = TrafficSource(traffic, plan.checks, plan.seed, trace.arrivals, trace.left_out)
-    return plan.model_copy(update={"traffic": traffic}), source
 
 
 def _step_section(methods: Sequence[PlannedMethod], calibration: DeviceCalibration) -> Section:
@@ -170,9 +154,9 @@ def _replica_section(outcomes: Outcomes) -> Section:
     return Section(title="one replica", figures=figures, note=note)
 
 
-def _cost_section(plan: Plan, an_hour: float, source: TrafficSource, outcomes: Outcomes) -> Section:
+def _cost_section(plan: Plan, an_hour: float, outcomes: Outcomes) -> Section:
     rate = plan.traffic.rate
-    arrivals = source.at(rate).arrivals
+    arrivals = draw_traffic(plan, rate).arrivals
     rules = float(np.mean([len(arrival.rules) for arrival in arrivals]))
     tokens = float(np.mean([arrival.tokens for arrival in arrivals]))
     figures = {}
@@ -194,8 +178,6 @@ def _cost_section(plan: Plan, an_hour: float, source: TrafficSource, outcomes: O
         for label, usd in judge_prices(plan.judge, tokens, rules).items():
             figures[label] = _prices(usd, rules)
         note += f" {plan.judge.name}: tokens by prices, {plan.judge.source}."
-    if source.left_out:
-        note += f" {source.left_out} lines of the trace have no verdict and were left out."
     return Section(title="cost", figures=figures, note=note)
 
 

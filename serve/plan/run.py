@@ -38,17 +38,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m serve.plan.run", description=__doc__)
     plan_help = "a plan of recipes/plans, or a YAML file (default: tiny_here)"
     parser.add_argument("--plan", default="tiny_here", help=plan_help)
-    parser.add_argument("--trace", help="a file of recorded checks: JSON lines, or an audit log")
     parser.add_argument("--runs", type=Path, default=Runs().root, help="where results go")
     keys_help = "instead of the plan's own: traffic.rate=200"
     parser.add_argument("keys", nargs="*", metavar="key=value", help=keys_help)
     arguments = parser.parse_args()
     from serve.plan.plan_file import load_plan
 
-    replaced = replaced_keys(arguments.keys)
-    if arguments.trace is not None:
-        replaced["traffic.trace"] = arguments.trace
-    plan = load_plan(arguments.plan, replaced)
+    plan = load_plan(arguments.plan, replaced_keys(arguments.keys))
     from serve.plan.report import build
 
     report = build(plan, arguments.runs)

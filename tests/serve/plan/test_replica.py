@@ -11,16 +11,17 @@ from serve.engine.backends.arguments import Sizes
 from serve.plan.batching import AdapterSlots, ReplicaSizes, ScheduledStep, StepScheduler
 from serve.plan.calibration import FittedCost
 from serve.plan.deployment import PlannedMethod, deploy
+from serve.plan.plan_file import Plan
 from serve.plan.replica import (
     ConversationCache,
     Replay,
     ReplicaSimulation,
     at_rate,
+    backlog,
     capacity,
     saturation,
 )
-from serve.plan.report import planned_traffic
-from serve.plan.traffic import CheckArrival, TrafficSource
+from serve.plan.traffic import CheckArrival, draw_traffic
 from tests.serve.plan.on_paper import CALIBRATION, check, linear, plan, sizes
 
 SERVICE_S = 0.01
@@ -91,13 +92,6 @@ def test_of_what_fills_the_cache_nothing_is_counted() -> None:
     assert result.busy_s == pytest.approx(0.042) and result.wall_s == pytest.approx(1.011)
 
 
-def test_a_recorded_hit_counts_instead_of_the_simulation_s_where_rules_share() -> None:
-    """Else a plan gives LoRA the cache of the aLoRA server whose log it reads."""
-    recorded = [check(0.0, 50), check(1.0, 50, session=1)._replace(cached_tokens=10)]
-    assert simulated(recorded, sizes()).work.tokens == 50 + 40 + 2
-    assert simulated(recorded, sizes(), shares=False).work.tokens == 50 + 50 + 2
-
-
 def test_no_more_checks_are_open_than_the_server_opens() -> None:
     arrivals = [check(0.0, 9, session=number) for number in range(4)]
     free, one = simulated(arrivals, sizes()), simulated(arrivals, sizes(max_open=1))
@@ -128,23 +122,25 @@ def test_a_check_that_finds_the_engine_asleep_takes_longer_and_no_other() -> Non
 GROWN = {"rate": 20.0, "lengths": [960, 960], "rules_a_check": [1, 1], "rules": 1}
 
 
-def planned(**replaced: object) -> tuple[PlannedMethod, TrafficSource]:
-    made, source = planned_traffic(plan(**replaced), CALIBRATION.suffix_tokens)
-    return deploy(made, CALIBRATION)[0], source
+def planned(**replaced: object) -> tuple[PlannedMethod, Plan]:
+    made = plan(**replaced)
+    return deploy(made, CALIBRATION)[0], made
 
 
 def test_a_replica_saturates_where_its_work_fills_the_time() -> None:
-    method, traffic = planned()
-    assert saturation(method, traffic) == pytest.approx(10.0, rel=0.01)  # 100 ms a check
-    idle, busy = (at_rate(method, traffic, rate) for rate in (0.5, 8.0))
+    method, made = planned()
+    assert saturation(method, made) == pytest.approx(10.0, rel=0.01)  # 100 ms a check
+    idle, busy = (at_rate(method, made, rate) for rate in (0.5, 8.0))
     assert idle.p50_ms == pytest.approx(100, rel=0.01) and idle.utilisation < 0.1
     assert busy.p95_ms > busy.p50_ms > idle.p50_ms
     assert busy.utilisation == pytest.approx(0.8, rel=0.1)
 
 
 def test_replicas_are_as_many_as_keep_the_target_and_more_for_a_tighter_one() -> None:
-    method, traffic = planned()
-    loose, tight = (capacity(method, traffic, p95_ms, 0.85) for p95_ms in (2000.0, 250.0))
+    method, _ = planned()
+    loose, tight, impossible = (
+        capacity(method, plan(p95_ms=p95_ms)) for p95_ms in (2000.0, 250.0, 90.0)
+    )
     assert loose.rate is not None and tight.rate is not None and tight.within_target is not None
     assert loose.rate > tight.rate and tight.within_target.p95_ms <= 250
     assert loose.rate == pytest.approx(0.85 * loose.saturation_per_second)
@@ -152,7 +148,7 @@ def test_replicas_are_as_many_as_keep_the_target_and_more_for_a_tighter_one() ->
     assert more is not None and fewer is not None and more > fewer >= 2
     # One replica less would have to take more than it can.
     assert 20.0 / (more - 1) > tight.rate >= 20.0 / more
-    impossible = capacity(method, traffic, 90.0, 0.85)  # a lone check takes longer
+    # A lone check takes longer than 90 ms.
     assert impossible.within_target is None and impossible.replicas(1.0) is None
 
 
@@ -163,7 +159,7 @@ def test_turns_hit_the_cache_and_a_replica_does_more_of_them() -> None:
     steady = at_rate(method, often, 2.0)
     assert steady.hit_rate > 0.4
     # Until as many conversations have begun as last at a time, less comes.
-    whole = ReplicaSimulation(method).run(often.at(2.0).arrivals)
+    whole = ReplicaSimulation(method).run(draw_traffic(often, 2.0).arrivals)
     assert steady.utilisation > 1.1 * whole.busy_s / whole.wall_s
 
 
@@ -174,7 +170,7 @@ def test_saturation_is_found_among_as_many_conversations_as_there_are_then() -> 
     most = saturation(small, often)
 
     def answered_per_second(rate: float) -> float:
-        return ReplicaSimulation(small).run(often.backlog(rate)).per_second
+        return ReplicaSimulation(small).run(backlog(often, rate)).per_second
 
     assert most == pytest.approx(answered_per_second(most), rel=0.05)
     assert most < 0.7 * answered_per_second(1.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -69,21 +68,6 @@ def test_a_judge_costs_by_the_token() -> None:
     assert len(judge_prices(judge.model_copy(update={"cached_input": None}), 100, 2)) == 2
 
 
-def test_a_trace_brings_its_own_rate_and_rules(tmp_path: Path) -> None:
-    calibrated(tmp_path)
-    path = tmp_path / "trace.jsonl"
-    lines = []
-    for number in range(200):
-        check = {"time": 0.5 * number, "tokens": 97, "rules": [f"rule_{number % 3}"]}
-        lines.append(json.dumps(check))
-    path.write_text("\n".join(lines), encoding="utf-8")
-    built = build(plan(traffic={"trace": str(path)}), tmp_path)
-    assert built.rate == pytest.approx(2.0, rel=0.01)
-    # Evenly spaced, so there is no queue: one replica of ten a second.
-    assert figures(built, "cost")["aLoRA"]["replicas"] == 1
-    assert figures(built, "one replica")["aLoRA"]["p95, ms"] == pytest.approx(100, rel=0.02)
-
-
 SMALL = "traffic.rate=5 traffic.rules_a_check=[1,2] traffic.rules=3 checks=100 p95_ms=900"
 
 
@@ -93,12 +77,12 @@ def run(monkeypatch: pytest.MonkeyPatch, runs: Path, *words: str) -> None:
 
 
 def test_values_are_numbers_lists_and_words() -> None:
-    words = ["traffic.rate=5", "traffic.rules_a_check=[1, 2]", "model=tiny", "traffic.trace=a=b"]
+    words = ["traffic.rate=5", "traffic.rules_a_check=[1, 2]", "model=tiny", "name=a=b"]
     assert replaced_keys(words) == {
         "traffic.rate": 5,
         "traffic.rules_a_check": [1, 2],
         "model": "tiny",
-        "traffic.trace": "a=b",
+        "name": "a=b",
     }
     for word in ("rate", "=5"):
         with pytest.raises(GuardError, match="not a key of the plan with its value"):
@@ -127,6 +111,6 @@ def test_bad_input_is_one_line_and_status_2(
 ) -> None:
     calibrated(tmp_path)
     with pytest.raises(SystemExit) as ended:
-        run(monkeypatch, tmp_path, "--trace", "none.jsonl")
+        run(monkeypatch, tmp_path, "--plan", "none.yaml")
     error = capsys.readouterr().err
-    assert ended.value.code == 2 and "no such trace" in error and error.count("\n") == 1
+    assert ended.value.code == 2 and "none.yaml" in error and error.count("\n") == 1
