@@ -58,8 +58,9 @@ KEEP_ALIVE_S = 75
 def main() -> None:
     """Serve until SIGINT or SIGTERM."""
     arguments = parse_arguments()
+    runs = Runs(arguments.runs.absolute())  # replicas may run elsewhere
     selection = Selection(
-        arguments.model, arguments.rules, arguments.method, arguments.merged, Runs(arguments.runs)
+        arguments.model, arguments.rules, arguments.method, arguments.merged, runs
     )
     parts = registered(selection, served_parts(selection))
     rule_sets = _rule_sets(arguments.rule_sets, parts)

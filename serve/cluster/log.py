@@ -46,10 +46,9 @@ def _copy(descriptor: int) -> None:
                 sys.stderr.flush()
 
 
-def log_into(pipe: Path | None) -> None:
-    """Log as the server does, into the pipe; without one, to this process's stderr."""
+def log_into(pipe: Path) -> None:
+    """Log as the server does, into the pipe."""
     settings = configuration()
-    if pipe is not None:
-        handler = settings["handlers"]["stderr"]
-        handler["stream"] = pipe.open("w", buffering=1, encoding="utf-8")
+    stream = pipe.open("w", buffering=1, encoding="utf-8")
+    settings["handlers"]["stderr"]["stream"] = stream
     logging.config.dictConfig(settings)

@@ -36,9 +36,9 @@ from serve.cluster.messages import (
     ReplicaAnswer,
     ReplicaLost,
 )
+from serve.cluster.note import ServedNote
 from serve.cluster.replica import GuardReplica, StartApp
 from serve.cluster.size import MAX_REPLICAS, ReplicaRange
-from serve.cluster.snapshots import Snapshots
 from serve.engine.thread.engine_thread import MAX_OPEN, MAX_QUEUED, TIMEOUT_S
 
 log = logging.getLogger(__name__)
@@ -60,10 +60,10 @@ class RayReplica(GuardReplica):
     """A replica as Ray makes one."""
 
     async def __init__(  # type: ignore[misc]  # Ray waits for it
-        self, start_app: StartApp, snapshots: Snapshots
+        self, start_app: StartApp, note: ServedNote
     ) -> None:
         context = serve.get_replica_context()
-        super().__init__(context.replica_id.unique_id, start_app, snapshots)
+        super().__init__(context.replica_id.unique_id, start_app, note)
         await self.start()
 
     async def __del__(self) -> None:
@@ -181,15 +181,14 @@ def _lost(error: BaseException) -> ReplicaLost:
 def deployed_replicas(
     size: ReplicaRange,
     start_app: StartApp,
-    snapshots: Snapshots,
+    note: ServedNote,
     timeout_s: float = TIMEOUT_S,
 ) -> Iterator[RayPool]:
-    """Replicas of what the snapshots say is served, on the Ray that runs.
+    """Replicas of what the note says is served, on the Ray that runs.
 
     A check has `timeout_s` seconds. Raises GuardError if a replica does not start.
     """
-    deployment = guard_deployment(size, actor_options(size.high), timeout_s)
-    application = deployment.bind(start_app, snapshots)
+    application = _deployment(size, timeout_s).bind(start_app, note)
     with contextlib.ExitStack() as until_ended:
         until_ended.callback(_delete)
         try:
@@ -209,10 +208,7 @@ def _delete() -> None:
         serve.delete(APPLICATION)
 
 
-def guard_deployment(
-    size: ReplicaRange, options: dict[str, Any], timeout_s: float = TIMEOUT_S
-) -> serve.Deployment:
-    """The replicas; `options` are Ray's for each process, a check has `timeout_s` seconds."""
+def _deployment(size: ReplicaRange, timeout_s: float) -> serve.Deployment:
     number: dict[str, Any] = {"num_replicas": size.low}
     if not size.is_fixed:
         number = {
@@ -234,7 +230,7 @@ def guard_deployment(
         health_check_period_s=HEALTH_PERIOD_S,
         graceful_shutdown_timeout_s=timeout_s + FINISHING_S,
         graceful_shutdown_wait_loop_s=0.5,
-        ray_actor_options=options,
+        ray_actor_options=actor_options(size.high),
         request_router_config=RequestRouterConfig(request_router_class=ROUTER),
         logging_config=QUIET,
         **number,

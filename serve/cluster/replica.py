@@ -29,7 +29,7 @@ from serve.cluster.messages import (
     ReplicaAnswer,
     answer_in_process,
 )
-from serve.cluster.snapshots import Snapshots, version_of
+from serve.cluster.note import Served, ServedNote, version_card, version_of
 from serve.engine.codes import code_of
 from serve.registry.rollout import Rollout
 
@@ -46,20 +46,20 @@ class ServedApp(NamedTuple):
 # Starts an engine that serves rules from these folders, by name, and the app around it.
 StartApp = Callable[[Mapping[str, Path]], ServedApp]
 
-CHANGING = Rollout(folder=Path("changing"))  # of a rule that is being changed: no copy's name
+CHANGING = Rollout(folder=Path("changing"))  # of a rule that is being changed: no version's
 
 
 class GuardReplica:
-    """Answers requests between `start` and `close`, by the rules that `snapshots` say are served.
+    """Answers requests between `start` and `close`, by the rules that the note says are served.
 
     For one event loop.
     """
 
-    def __init__(self, name: str, start_app: StartApp, snapshots: Snapshots) -> None:
+    def __init__(self, name: str, start_app: StartApp, note: ServedNote) -> None:
         self._name = name
         self._start_app = start_app
-        self._snapshots = snapshots
-        self._served: dict[str, Rollout] = {}
+        self._noted = note
+        self._served: Served = {}
         self._changing = asyncio.Lock()
         self._failure: GuardError | None = None
         self._until_closed = contextlib.AsyncExitStack()
@@ -77,8 +77,10 @@ class GuardReplica:
 
     async def start(self) -> None:
         """Load what is served, and take checks. Raises GuardError if that cannot be loaded."""
-        self._served = self._snapshots.read()
+        self._served = self._noted.read()
         champions = {rule: rollout.folder for rule, rollout in self._served.items()}
+        for rule, folder in champions.items():
+            await asyncio.to_thread(version_card, rule, folder)
         async with contextlib.AsyncExitStack() as on_failure:
             self._app, close = await asyncio.to_thread(self._start_app, champions)
             on_failure.callback(close)
@@ -168,7 +170,7 @@ class GuardReplica:
             if self.version == version:
                 return
             try:
-                noted = self._snapshots.read()
+                noted = self._noted.read()
                 for rule, rollout in noted.items():
                     await self._set(rule, rollout)
                 for rule in set(self._served) - set(noted):
@@ -196,6 +198,7 @@ class GuardReplica:
             if rollout is None:
                 await self.service.remove(rule)
             else:
+                await asyncio.to_thread(version_card, rule, rollout.folder)
                 await self.service.serve(rule, rollout)
         except (GuardError, HTTPException):  # the rule is served as before
             self._note(rule, before)

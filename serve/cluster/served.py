@@ -64,7 +64,8 @@ class ServedOptions:
 
         Raises GuardError if it does not start.
         """
-        log_into(self.log)
+        if self.log is not None:
+            log_into(self.log)
 
         def start(last: Mapping[str, Path] | None) -> list[GuardEngine]:
             """Start the engines on what was served last, at first on `folders`."""

@@ -1,10 +1,10 @@
 """Checks by replicas that serve the same rules. A rule changes on all of them or on none.
 
-Weights are copied and looked at first. Then new checks are held, checks under way end, every
-replica loads and tests the new weights, and checks go on: by the new weights if all replicas took
-them, else by the old ones. Every check names the version of the rules that is to answer it. So a
-replica that missed a change, because it was starting or had died, makes up for it before it
-answers, or does not answer. Knows nothing of formats.
+Weights are looked at first. Then new checks are held, checks under way end, every replica loads and
+tests the new weights, and checks go on: by the new weights if all replicas took them, else by the
+old ones. Every check names the version of the rules that is to answer it. So a replica that missed
+a change, because it was starting or had died, makes up for it before it answers, or does not
+answer. Knows nothing of formats.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from fastapi import Request
@@ -23,14 +22,14 @@ from starlette.exceptions import HTTPException
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.weights.card import Card, check_rule, load_card
+from guard.weights.card import Card
 from serve.api.access import Caller
 from serve.api.observe.metrics import Metrics
 from serve.api.observe.record import Observer
 from serve.api.service import POLL_S, CheckService, not_trained
 from serve.api.session import SESSION_HEADER, conversation_key
 from serve.cluster.messages import CheckLost, RelayedCheck, ReplicaAnswer, ReplicaLost, Replicas
-from serve.cluster.snapshots import Snapshots, version_of
+from serve.cluster.note import ServedNote, version_card, version_of
 from serve.engine import Check
 from serve.engine.refusals import CallerGone, Overloaded, TooLate, not_served, too_late
 from serve.engine.thread.engine_thread import CLOSING_S, TIMEOUT_S
@@ -45,9 +44,6 @@ NOBODY, LATER = "no replica is there", "Try again in a few seconds"
 # The share of a check's time in which checks under way end, else the change is put off. Checks that
 # are held meanwhile have the rest of their time.
 DRAIN_SHARE = 0.5
-# A copy that is not served is kept for that long: a replica that is starting, or starts its engine
-# again, may need it, and a rule may be served from it again.
-UNUSED_S = 24 * 3600.0
 SWITCH_S = 60.0  # seconds that a replica has to load and test new weights
 
 
@@ -97,41 +93,36 @@ class ClusterService(CheckService):
     """Replicas, and what of which rules they serve. For one event loop; nobody else changes the
     rules.
 
-    `folders` are those of the rules that are served at the start. `text_tokens` counts tokens as
-    the replicas do. The `source` says what of each rule is to be served now. A check has
-    `timeout_s` seconds. The `observers` are told of every check, then the `metrics`. Raises
-    GuardError for weights that cannot be served.
+    They serve what the note says. `text_tokens` counts tokens as the replicas do. The `source` says
+    what of each rule is to be served now. A check has `timeout_s` seconds. The `observers` are told
+    of every check, then the `metrics`. Raises GuardError for weights that cannot be served.
     """
 
     def __init__(
         self,
         replicas: Replicas,
-        snapshots: Snapshots,
-        folders: Mapping[str, Path],
+        note: ServedNote,
         text_tokens: CountTokens,
         source: RolloutSource | None = None,
         observers: Sequence[Observer] = (),
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.replicas = replicas
-        self._snapshots = snapshots
+        self._shared_note = note
         self._text_tokens = text_tokens
         self._drain_s = DRAIN_SHARE * timeout_s
         self._changing = asyncio.Lock()
-        self._changes: set[asyncio.Task[Card]] = set()  # under way, or waiting for it
         self._barrier = Barrier()
         self._is_lost = False
         self._looked_at = time.monotonic()
-        self._copies = snapshots.read()
-        self.version = version_of(self._copies)
-        self._served = {rule: load_card(copy.folder) for rule, copy in self._copies.items()}
+        self._noted = note.read()
+        self.version = version_of(self._noted)
+        self._served: dict[str, Card] = {}
+        for rule, rollout in self._noted.items():
+            self._served[rule] = version_card(rule, rollout.folder)
         self.metrics = Metrics(self._served)
         super().__init__(self._served, (*observers, self.metrics), source)
-        for rule, copy in self._copies.items():
-            folder = folders.get(rule, copy.folder)
-            if load_card(folder) != self._served[rule]:  # another one was served last
-                folder = copy.folder
-            self.rollouts[rule] = copy.model_copy(update={"folder": folder})
+        self.rollouts |= self._noted
 
     def text_tokens(self, text: str) -> int:
         return self._text_tokens(text)
@@ -152,23 +143,6 @@ class ClusterService(CheckService):
 
     async def serve(self, rule: str, *, as_before: bool = False) -> Card:
         """As `CheckService.serve`, on all replicas; Overloaded for a change that is put off."""
-        return await self._to_its_end(self._serve(rule, as_before=as_before))
-
-    async def remove(self, rule: str) -> Card:
-        """As `CheckService.remove`, on all replicas."""
-        return await self._to_its_end(self._remove(rule))
-
-    async def _to_its_end(self, change: Coroutine[Any, Any, Card]) -> Card:
-        """The outcome of a change. The change goes on even if its caller is gone.
-
-        After half a change the replicas, the note and this object would contradict each other.
-        """
-        task = asyncio.create_task(change)
-        self._changes.add(task)
-        task.add_done_callback(self._changes.discard)
-        return await asyncio.shield(task)
-
-    async def _serve(self, rule: str, *, as_before: bool) -> Card:
         async with self._changing:
             rollout = self.rollouts.get(rule) if as_before else None
             if rollout is None:
@@ -176,29 +150,25 @@ class ClusterService(CheckService):
             if rollout is None and rule not in self.rollouts:
                 raise not_trained(rule, self._served)
             wanted = self.without_taken_back(rollout or self.rollouts[rule])
-            copy = await self._copied(rule, wanted)
-            card = await asyncio.to_thread(load_card, copy.folder)
-            check_rule(card, rule, wanted.folder)
-            await self._change(rule, copy)
+            card = await asyncio.to_thread(version_card, rule, wanted.folder)
+            wanted = await self._with_whole_trial(rule, wanted)
+            await self._change(rule, wanted)
             self.rollouts[rule] = self.without_taken_back(wanted)
             self._served[rule] = card
-            await asyncio.to_thread(self._discard_copies)
             return card
 
-    async def _copied(self, rule: str, rollout: Rollout) -> Rollout:
-        """The rollout, of copies. A trial that cannot be copied is over."""
-        folder = await asyncio.to_thread(self._snapshots.keep, rollout.folder)
-        copy, trial = Rollout(folder=folder, mode=rollout.mode), rollout.trial
-        if trial is None:
-            return copy
+    async def _with_whole_trial(self, rule: str, rollout: Rollout) -> Rollout:
+        """The rollout. A trial whose weights are damaged is over."""
+        if rollout.trial is None:
+            return rollout
         try:
-            folder = await asyncio.to_thread(self._snapshots.keep, trial.folder)
+            await asyncio.to_thread(version_card, rule, rollout.trial.folder)
         except GuardError as error:
-            self.take_back(TakenBack(rule, trial, f"it cannot be served: {error}"))
-            return copy
-        return copy.model_copy(update={"trial": trial.model_copy(update={"folder": folder})})
+            self.take_back(TakenBack(rule, rollout.trial, f"it cannot be served: {error}"))
+        return self.without_taken_back(rollout)
 
-    async def _remove(self, rule: str) -> Card:
+    async def remove(self, rule: str) -> Card:
+        """As `CheckService.remove`, on all replicas."""
         async with self._changing:
             if rule not in self._served:
                 raise HTTPException(404, f"the rule {rule!r} is not served")
@@ -208,42 +178,36 @@ class ClusterService(CheckService):
             del self.rollouts[rule]
             return self._served.pop(rule)
 
-    def _discard_copies(self) -> None:
-        """Delete copies that were refused or replaced; the change stands even if that fails."""
-        try:
-            self._snapshots.discard(UNUSED_S)
-        except (GuardError, OSError) as error:
-            log.error("copies that are no longer served could not be deleted: %s", error)
-
-    async def _change(self, rule: str, copy: Rollout | None) -> None:
-        """Have all replicas serve the rule as `copy` says, or without it no longer.
+    async def _change(self, rule: str, rollout: Rollout | None) -> None:
+        """Have all replicas serve the rule as this says, or without it no longer.
 
         Raises GuardError if one refuses; all are then as before.
         """
-        after = {name: other for name, other in self._copies.items() if name != rule}
-        if copy is not None:
-            after[rule] = copy
+        after = dict(self._noted)
+        after.pop(rule, None)
+        if rollout is not None:
+            after[rule] = rollout
         try:
             async with self._barrier.closed(self._drain_s):
-                await self._switch(rule, copy)
-                await asyncio.to_thread(self._snapshots.write, after)
-                self._copies = after
+                await self._switch(rule, rollout)
+                await asyncio.to_thread(self._shared_note.write, after)
+                self._noted = after
                 self.version = version_of(after)
         except TimeoutError:
             within = f"within {self._drain_s:g} s"
             problem = f"checks under way did not end {within}; the rule is as before"
             raise Overloaded(problem, remedy="Try again later") from None
 
-    async def _switch(self, rule: str, copy: Rollout | None) -> None:
+    async def _switch(self, rule: str, rollout: Rollout | None) -> None:
         try:
-            outcomes = await self.replicas.each("switch", rule, copy, within_s=SWITCH_S)
+            outcomes = await self.replicas.each("switch", rule, rollout, within_s=SWITCH_S)
             refusals = [outcome for outcome in outcomes if outcome.error]
         except ReplicaLost as error:
             refusals = [ReplicaAnswer("a replica", error=str(error))]
         if not refusals:
             return
         try:
-            await self.replicas.each("switch", rule, self._copies.get(rule), within_s=SWITCH_S)
+            await self.replicas.each("switch", rule, self._noted.get(rule), within_s=SWITCH_S)
         except ReplicaLost as error:  # one that still loads is of no version until it is back
             log.error("not all replicas could be asked to serve %s as before: %s", rule, error)
         first = refusals[0]

@@ -14,11 +14,11 @@ from guard.errors import GuardError
 from serve.api.observe.record import Observer
 from serve.cluster.front.ingress import create_ingress
 from serve.cluster.log import relayed
-from serve.cluster.messages import Replicas
+from serve.cluster.note import Served, ServedNote, version_card
 from serve.cluster.served import ServedOptions
 from serve.cluster.service import ClusterService
 from serve.cluster.size import ReplicaRange
-from serve.cluster.snapshots import Snapshots
+from serve.registry.rollout import Rollout
 
 
 @contextlib.contextmanager
@@ -45,40 +45,36 @@ def running_cluster(
     with contextlib.ExitStack() as until_ended:
         temporary = tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True)
         scratch = Path(until_ended.enter_context(temporary))
-        snapshots = Snapshots(scratch / "served")
-        snapshots.keep_all(options.folders)
+        note = ServedNote(scratch / "served.json")
+        note.write(_first_served(options))
         pipe = scratch / "log"
         until_ended.enter_context(relayed(pipe))
-        replica_options = replace(options, log=pipe)
         until_ended.enter_context(ray_pool.serve_on_ray(size.high, scratch))
-        deployed = ray_pool.deployed_replicas(size, replica_options, snapshots, options.timeout_s)
-        yield app_in_front(
+        deployed = ray_pool.deployed_replicas(
+            size, replace(options, log=pipe), note, options.timeout_s
+        )
+        service = ClusterService(
             until_ended.enter_context(deployed),
-            snapshots,
-            options,
-            observers=observers,
+            note,
+            options.token_counter(),
+            options.source,
+            observers,
+            options.timeout_s,
+        )
+        yield create_ingress(
+            service,
+            options.timeout_s,
+            rule_sets=options.rule_sets,
+            tenants=options.tenants,
             is_watching=is_watching,
             most_replicas=size.high,
         )
 
 
-def app_in_front(
-    replicas: Replicas,
-    snapshots: Snapshots,
-    options: ServedOptions,
-    *,
-    observers: Sequence[Observer],
-    is_watching: bool,
-    most_replicas: int,
-) -> FastAPI:
-    """The app that listens for these replicas, of what the snapshots say is served."""
-    tokens, timeout_s = options.token_counter(), options.timeout_s
-    folders, source = options.folders, options.source
-    return create_ingress(
-        ClusterService(replicas, snapshots, folders, tokens, source, observers, timeout_s),
-        options.timeout_s,
-        rule_sets=options.rule_sets,
-        tenants=options.tenants,
-        is_watching=is_watching,
-        most_replicas=most_replicas,
-    )
+def _first_served(options: ServedOptions) -> Served:
+    """What is served at first. Raises GuardError for weights that are no version."""
+    served: Served = {}
+    for rule, folder in options.folders.items():
+        version_card(rule, folder)
+        served[rule] = Rollout(folder=folder)
+    return served

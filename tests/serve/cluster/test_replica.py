@@ -15,11 +15,11 @@ from fastapi.responses import StreamingResponse
 from guard.conversation.example import Message
 from guard.errors import GuardError
 from serve.cluster.messages import RelayedCheck, RelayedRequest, ReplicaAnswer, answer_in_process
+from serve.cluster.note import ServedNote, version_of
 from serve.cluster.replica import GuardReplica
-from serve.cluster.snapshots import Snapshots, version_of
 from serve.registry.rollout import Rollout
 from tests.serve.cluster.words_cluster import as_json, asked, local_replicas, noted, p_of, trained
-from tests.serve.cluster.words_engine import BAD, VIOLATES, save_words
+from tests.serve.cluster.words_engine import BAD, VIOLATES, save_words, version
 
 
 @pytest.fixture
@@ -28,15 +28,15 @@ def folders(tmp_path: Path) -> dict[str, Path]:
 
 
 @pytest.fixture
-def snapshots(tmp_path: Path, folders: dict[str, Path]) -> Snapshots:
+def note(tmp_path: Path, folders: dict[str, Path]) -> ServedNote:
     return noted(tmp_path, folders)
 
 
-def with_replica(snapshots: Snapshots, use: Callable[[GuardReplica], Awaitable[None]]) -> None:
+def with_replica(note: ServedNote, use: Callable[[GuardReplica], Awaitable[None]]) -> None:
     """A replica is started, used and closed."""
 
     async def run() -> None:
-        async with local_replicas(snapshots, count=1) as started:
+        async with local_replicas(note, count=1) as started:
             await use(started.replicas[0])
 
     asyncio.run(run())
@@ -47,7 +47,7 @@ async def answers(replica: GuardReplica, version: str) -> dict[str, float]:
     return p_of(as_json(await replica.ask(asked("a"), version)))
 
 
-def test_it_gives_verdicts_alone_or_says_why_there_are_none(snapshots: Snapshots) -> None:
+def test_it_gives_verdicts_alone_or_says_why_there_are_none(note: ServedNote) -> None:
     async def use(replica: GuardReplica) -> None:
         async def check(rule: str, within_s: float = 10.0) -> ReplicaAnswer:
             said = (Message("user", f"this {VIOLATES}"),)
@@ -69,7 +69,7 @@ def test_it_gives_verdicts_alone_or_says_why_there_are_none(snapshots: Snapshots
         counted = (await replica.metrics()).value
         assert 'guard_verdicts_total{rule="manners",verdict="violation"} 0.0' in counted
 
-    with_replica(snapshots, use)
+    with_replica(note, use)
 
 
 def held(method: Callable[..., None]) -> tuple[Callable[..., None], Event, Event]:
@@ -85,9 +85,9 @@ def held(method: Callable[..., None]) -> tuple[Callable[..., None], Event, Event
 
 
 def test_a_check_that_comes_while_weights_load_is_answered_by_the_version_that_it_names(
-    snapshots: Snapshots, folders: dict[str, Path]
+    note: ServedNote, folders: dict[str, Path]
 ) -> None:
-    second = Rollout(folder=snapshots.keep(save_words(folders["manners"], b"second")))
+    second = Rollout(folder=version(save_words(folders["manners"], b"second")))
 
     async def use(replica: GuardReplica) -> None:
         version, engine = replica.version, replica.service._engine
@@ -103,19 +103,19 @@ def test_a_check_that_comes_while_weights_load_is_answered_by_the_version_that_i
         assert await asking == before  # of the note, as nobody has changed it
         assert replica.version == version
 
-    with_replica(snapshots, use)
+    with_replica(note, use)
 
 
 def test_a_change_that_was_missed_is_made_up_for_though_the_check_that_began_it_is_gone(
-    snapshots: Snapshots, folders: dict[str, Path]
+    note: ServedNote, folders: dict[str, Path]
 ) -> None:
-    first = snapshots.read()
-    second = {"manners": Rollout(folder=snapshots.keep(save_words(folders["manners"], b"second")))}
+    first = note.read()
+    second = {"manners": Rollout(folder=version(save_words(folders["manners"], b"second")))}
 
     async def use(replica: GuardReplica) -> None:
         before, engine = await answers(replica, replica.version), replica.service._engine
         engine.remove, begun, may_end = held(engine.remove)  # type: ignore[method-assign]
-        snapshots.write(second)
+        note.write(second)
         gone = asyncio.create_task(replica.ask(asked("a"), version_of(second)))
         await asyncio.to_thread(begun.wait, 60)
         gone.cancel()
@@ -124,31 +124,31 @@ def test_a_change_that_was_missed_is_made_up_for_though_the_check_that_began_it_
         may_end.set()
         after = await answers(replica, version_of(second))
         assert after.keys() == {"manners"} and after["manners"] != before["manners"]
-        snapshots.write(first)
+        note.write(first)
         assert await answers(replica, version_of(first)) == before
         replica.check_health()
 
-    with_replica(snapshots, use)
+    with_replica(note, use)
 
 
 def test_one_that_cannot_serve_what_the_others_serve_answers_nothing_and_is_unhealthy(
-    snapshots: Snapshots, folders: dict[str, Path]
+    note: ServedNote, folders: dict[str, Path]
 ) -> None:
-    bad = Rollout(folder=snapshots.keep(save_words(folders["manners"], BAD)))
-    served = snapshots.read() | {"manners": bad}
+    bad = Rollout(folder=version(save_words(folders["manners"], BAD)))
+    served = note.read() | {"manners": bad}
 
     async def use(replica: GuardReplica) -> None:
         with pytest.raises(GuardError, match="do not match the requested version"):
             await replica.ask(asked("a"), "a version that nobody noted")
         with pytest.raises(GuardError, match="cannot serve what the others serve"):
             replica.check_health()
-        snapshots.write(served)
+        note.write(served)
         with pytest.raises(GuardError, match="bad"):
             await replica.ask(asked("a"), version_of(served))
 
-    with_replica(snapshots, use)
+    with_replica(note, use)
     with pytest.raises(GuardError, match="bad"):  # nor does one start
-        with_replica(snapshots, lambda replica: pytest.fail("it started"))
+        with_replica(note, lambda replica: pytest.fail("it started"))
 
 
 def an_app() -> FastAPI:

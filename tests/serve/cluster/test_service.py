@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import time
+import shutil
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,8 +21,8 @@ from guard.method import PEFT_WEIGHTS
 from guard.weights.card import load_card
 from serve.api.observe.audit import AuditLog
 from serve.cluster.messages import RelayedCheck, ReplicaAnswer, ReplicaLost
-from serve.cluster.service import UNUSED_S, ClusterService
-from serve.cluster.snapshots import Snapshots
+from serve.cluster.note import ServedNote, version_card
+from serve.cluster.service import ClusterService
 from serve.engine.codes import Code
 from serve.engine.refusals import Overloaded, TooLate
 from serve.policy.logic import parse
@@ -44,7 +43,7 @@ from tests.serve.cluster.words_cluster import (
     tenants_of,
     trained,
 )
-from tests.serve.cluster.words_engine import BAD, SLOWLY, VIOLATES, save_words, words
+from tests.serve.cluster.words_engine import BAD, SLOWLY, VIOLATES, save_words, version
 from tests.serve.found import Found
 from tests.serve.serving import waiting_caller
 from tests.waiting import wait_until
@@ -56,17 +55,17 @@ SETS = {
 }
 
 
-def with_service(folder: Path, use: Use, **options: Any) -> Snapshots:
+def with_service(folder: Path, use: Use, **options: Any) -> ServedNote:
     """Two replicas that serve the rules in `folder`."""
     folders = trained(folder)
-    snapshots = noted(folder, folders)
+    note = noted(folder, folders)
 
     async def run() -> None:
-        async with local_replicas(snapshots) as replicas:
-            await use(service_of(replicas, snapshots, folders, **options), replicas)
+        async with local_replicas(note) as replicas:
+            await use(service_of(replicas, note, folders, **options), replicas)
 
     asyncio.run(run())
-    return snapshots
+    return note
 
 
 async def p_of_all(service: ClusterService, replicas: LocalReplicas) -> list[dict[str, float]]:
@@ -109,39 +108,25 @@ def test_what_one_replica_refuses_is_served_by_none(tmp_path: Path) -> None:
     with_service(tmp_path, use)
 
 
-def test_copies_that_have_not_been_served_for_a_day_are_deleted_with_the_next_change(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def copies() -> set[Path]:
-        return {path for path in (tmp_path / "served").iterdir() if path.is_dir()}
+def test_weights_that_are_no_version_are_served_by_none(tmp_path: Path) -> None:
+    """They could change before a replica that starts later reads them."""
+    folder = save_words(tmp_path / "manners", b"second")
 
     async def use(service: ClusterService, replicas: LocalReplicas) -> None:
-        async def change(weights: bytes) -> None:
-            save_words(tmp_path / "manners", weights)
+        before = await p_of_all(service, replicas)
+        with pytest.raises(GuardError, match=r"versions .* alone.*Let runs/registry be written"):
             await service.serve("manners")
+        switched = await replicas.replicas[0].switch("manners", Rollout(folder=folder))
+        assert "these weights are none" in str(switched.error)
+        assert await p_of_all(service, replicas) == before
 
-        first = copies()
-        with pytest.raises(GuardError, match="bad"):
-            await change(BAD)
-        refused = copies() - first
-        await change(b"second")
-        assert len(refused) == 1 and refused | first < copies() and len(copies()) == 4
-        second = copies() - first - refused
-        killed = tmp_path / "served" / ".copy-of-a-killed-process"
-        killed.mkdir()
-        for path in copies():
-            os.utime(path, (time.time() - 2 * UNUSED_S,) * 2)
-        await change(b"third")
-        assert second < copies() and len(copies()) == 3  # it was served until now
-        assert len(first & copies()) == 1 and not refused & copies()
-        await change(b"second")
-        assert second < copies() and len(copies()) == 3
-        (tmp_path / "served/other.json").write_text("half a no")
-        await change(b"fourth")  # that the copies stay is no failure of this
-        assert "could not be deleted" in caplog.text
-        assert (await p_of_all(service, replicas))[0].keys() == service.cards.keys()
-
-    with_service(tmp_path, use)
+    with_service(tmp_path, use, source=Found({"manners": folder}.get))
+    second = version(folder)
+    with pytest.raises(GuardError, match=r"not of the rule 'greeting'"):
+        version_card("greeting", second)
+    shutil.copytree(save_words(folder, b"third"), second, dirs_exist_ok=True)  # as no registry does
+    with pytest.raises(GuardError, match="these weights are none"):
+        version_card("manners", second)
 
 
 async def until_held(service: ClusterService) -> None:
@@ -168,8 +153,8 @@ def test_new_checks_wait_for_a_change_which_waits_for_those_under_way(tmp_path: 
         first, second = await p_of_all(service, replicas)
         assert first == second != p_before
 
-    snapshots = with_service(tmp_path, use)
-    assert load_card(snapshots.read()["manners"].folder) == load_card(tmp_path / "manners")
+    noted_folder = with_service(tmp_path, use).read()["manners"].folder
+    assert load_card(noted_folder) == load_card(tmp_path / "manners")
 
 
 def test_a_change_is_put_off_where_checks_under_way_take_half_of_their_time(tmp_path: Path) -> None:
@@ -198,47 +183,18 @@ def test_a_rule_comes_and_goes_and_the_last_one_stays(tmp_path: Path) -> None:
         await service.serve("new")
         for replica in replicas.replicas:
             assert set(replica.service.cards) == set(service.cards) == {"greeting", "new"}
-        assert service.wanted("new").folder == tmp_path / "new"
-
-    with_service(tmp_path, use)
-
-
-def test_a_change_goes_on_though_whoever_asked_for_it_is_gone(tmp_path: Path) -> None:
-    """Ray Serve cancels the task of a request whose sender has closed the connection."""
-
-    async def use(service: ClusterService, replicas: LocalReplicas) -> None:
-        have_switched, may_go_on = asyncio.Event(), asyncio.Event()
-
-        async def each(*arguments: Any, **options: Any) -> Any:
-            answers = await LocalReplicas.each(replicas, *arguments, **options)
-            have_switched.set()
-            await may_go_on.wait()
-            return answers
-
-        replicas.each = each  # type: ignore[method-assign]
-        save_words(tmp_path / "new", b"new")
-        asking = asyncio.create_task(service.serve("new"))
-        await have_switched.wait()
-        asking.cancel()
-        await asyncio.wait([asking])
-        may_go_on.set()
-        async with asyncio.timeout(60):
-            while "new" not in service.cards:
-                await asyncio.sleep(0.01)
-        assert {replica.version for replica in replicas.replicas} == {service.version}
-        snapshots, folders = Snapshots(tmp_path / "served"), trained(tmp_path)
-        again = ClusterService(replicas, snapshots, folders, words)  # an ingress that starts again
-        assert tuple(again.cards) == (*RULES, "new")
+        assert service.wanted("new").folder == version(tmp_path / "new")
 
     with_service(tmp_path, use)
 
 
 def on_trial(root: Path, weights: bytes, mode: str = "enforce") -> Rollout:
     """The rule "manners" with another version in shadow."""
-    folder = save_words(root / "elsewhere" / "manners", weights)
-    version, shadow = load_card(folder).version, Mode.parse("shadow")
-    trial = TrialVersion(version=version, folder=folder, mode=shadow, since=7)
-    return Rollout(folder=root / "manners", mode=Mode.parse(mode), trial=trial)
+    folder = version(save_words(root / "elsewhere" / "manners", weights))
+    shadow = Mode.parse("shadow")
+    trial = TrialVersion(version=load_card(folder).version, folder=folder, mode=shadow, since=7)
+    champion = version(save_words(root / "manners", b"manners"))
+    return Rollout(folder=champion, mode=Mode.parse(mode), trial=trial)
 
 
 def test_a_version_on_trial_is_judged_by_all_replicas_and_leaves_all(tmp_path: Path) -> None:
@@ -254,7 +210,7 @@ def test_a_version_on_trial_is_judged_by_all_replicas_and_leaves_all(tmp_path: P
         for replica in replicas.replicas:
             assert name in replica.service._engine.rules
         assert await p_of_all(service, replicas) == before
-        async with local_replicas(Snapshots(tmp_path / "served"), count=1) as later:
+        async with local_replicas(ServedNote(tmp_path / "served.json"), count=1) as later:
             assert name in later.replicas[0].service._engine.rules
         await service.watch_trials()
         assert source.aborted == []
@@ -264,7 +220,7 @@ def test_a_version_on_trial_is_judged_by_all_replicas_and_leaves_all(tmp_path: P
             while any(name in replica.service._engine.rules for replica in replicas.replicas):
                 await asyncio.sleep(0.01)
         assert source.aborted == [("manners", trial.version, "it flags all")]
-        assert service.wanted("manners") == Rollout(folder=tmp_path / "manners")
+        assert service.wanted("manners") == Rollout(folder=rollout.folder)
         assert await p_of_all(service, replicas) == before
 
     with_service(tmp_path, use, source=source)
@@ -274,9 +230,10 @@ def test_a_version_on_trial_is_judged_by_all_replicas_and_leaves_all(tmp_path: P
 def test_a_trial_that_cannot_be_loaded_is_over_and_the_rest_is_done(
     tmp_path: Path, weights: bytes
 ) -> None:
-    source = Found({"manners": on_trial(tmp_path, weights, mode="shadow")}.get)
-    if weights == b"torn":
-        (tmp_path / "elsewhere" / "manners" / PEFT_WEIGHTS).write_bytes(b"half")
+    rollout = on_trial(tmp_path, weights, mode="shadow")
+    source = Found({"manners": rollout}.get)
+    if weights == b"torn" and rollout.trial is not None:
+        (rollout.trial.folder / PEFT_WEIGHTS).write_bytes(b"half")
 
     async def use(service: ClusterService, replicas: LocalReplicas) -> None:
         await service.adopt()

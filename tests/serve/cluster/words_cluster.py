@@ -25,14 +25,15 @@ from serve.cluster.messages import (
     ReplicaLost,
     Replicas,
 )
+from serve.cluster.note import ServedNote
 from serve.cluster.replica import GuardReplica
 from serve.cluster.service import ClusterService
 from serve.cluster.size import ReplicaRange
-from serve.cluster.snapshots import Snapshots
 from serve.policy.rule_set import RuleSet
+from serve.registry.rollout import Rollout
 from serve.tenants.key_ring import key_hash
 from serve.tenants.tenant_file import Tenants, load_tenants
-from tests.serve.cluster.words_engine import WordsStart, save_words, words
+from tests.serve.cluster.words_engine import WordsStart, save_words, version, words
 from tests.serve.found import Found
 from tests.serve.serving import serving
 
@@ -45,28 +46,28 @@ def trained(root: Path, rules: Sequence[str] = RULES) -> dict[str, Path]:
     return {rule: save_words(root / rule, rule.encode()) for rule in rules}
 
 
-def noted(root: Path, folders: Mapping[str, Path]) -> Snapshots:
-    """What is served at first."""
-    snapshots = Snapshots(root / "served")
-    snapshots.keep_all(folders)
-    return snapshots
+def noted(root: Path, folders: Mapping[str, Path]) -> ServedNote:
+    """What is served at first: versions of these weights."""
+    note = ServedNote(root / "served.json")
+    note.write({rule: Rollout(folder=version(folder)) for rule, folder in folders.items()})
+    return note
 
 
 def found_in(root: Path) -> Found:
-    """What is trained in a folder."""
-    return Found(lambda rule: root / rule if (root / rule).is_dir() else None)
+    """The versions of what is trained in a folder."""
+    return Found(lambda rule: version(root / rule) if (root / rule).is_dir() else None)
 
 
 def service_of(
     replicas: Replicas,
-    snapshots: Snapshots,
+    note: ServedNote,
     folders: Mapping[str, Path],
     observers: Sequence[Observer] = (),
     **options: Any,
 ) -> ClusterService:
     """The service of these replicas; other rules are trained beside these."""
     source = options.pop("source", found_in(next(iter(folders.values())).parent))
-    return ClusterService(replicas, snapshots, folders, words, source, observers, **options)
+    return ClusterService(replicas, note, words, source, observers, **options)
 
 
 class LocalReplicas:
@@ -101,12 +102,12 @@ class LocalReplicas:
 
 
 @contextlib.asynccontextmanager
-async def local_replicas(snapshots: Snapshots, count: int = 2) -> AsyncIterator[LocalReplicas]:
+async def local_replicas(note: ServedNote, count: int = 2) -> AsyncIterator[LocalReplicas]:
     """Replicas of WordsEngine, started and closed."""
     async with contextlib.AsyncExitStack() as until_closed:
         replicas = []
         for number in range(count):
-            replica = GuardReplica(f"replica-{number}", WordsStart(), snapshots)
+            replica = GuardReplica(f"replica-{number}", WordsStart(), note)
             await replica.start()
             until_closed.push_async_callback(replica.close)
             replicas.append(replica)
@@ -126,8 +127,8 @@ class LocalCluster:
         self.root = root
         self.folders = trained(root, rules)
         self.pool = LocalReplicas([])
-        self._snapshots = noted(root, self.folders)
-        service = service_of(self.pool, self._snapshots, self.folders, observers)
+        self._noted = noted(root, self.folders)
+        service = service_of(self.pool, self._noted, self.folders, observers)
         self._app = create_ingress(service, **({"timeout_s": 10.0} | options))
 
     @contextlib.contextmanager
@@ -138,7 +139,7 @@ class LocalCluster:
         @contextlib.asynccontextmanager
         async def lifespan(app: FastAPI) -> AsyncIterator[None]:
             async with inner(app), contextlib.AsyncExitStack() as until_closed:
-                replicas = local_replicas(self._snapshots)
+                replicas = local_replicas(self._noted)
                 started = await until_closed.enter_async_context(replicas)
                 self.pool.replicas = started.replicas
                 yield
@@ -153,9 +154,9 @@ def deployed(root: Path, size: ReplicaRange, folders: Mapping[str, Path]) -> Ite
     """A client of what is in front of replicas of WordsEngine, on the Ray that runs."""
     from serve.cluster.ray_pool import deployed_replicas  # Ray, which quick tests do not have
 
-    snapshots = noted(root, folders)
-    with deployed_replicas(size, WordsStart(), snapshots) as pool:
-        service = service_of(pool, snapshots, folders)
+    note = noted(root, folders)
+    with deployed_replicas(size, WordsStart(), note) as pool:
+        service = service_of(pool, note, folders)
         with serving(create_ingress(service, 30.0, most_replicas=size.high)) as client:
             yield client
 

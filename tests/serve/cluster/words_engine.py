@@ -8,6 +8,7 @@ a second.
 from __future__ import annotations
 
 import hashlib
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from serve.api.app import create_app
 from serve.cluster.replica import ServedApp
 from serve.engine import Call, OpenCheck, Score
 from serve.engine.score import EngineCounters
+from serve.registry.registry import FOLDER_DIGITS
 from tests.serve.cards import save_card
 from tests.serve.toy_engine import ToyEngine
 
@@ -38,6 +40,13 @@ def save_words(folder: Path, weights: bytes) -> Path:
     calibration = {"temperature": 1.0, "threshold": 0.5, "uncertainty_band": (0.4, 0.6)}
     save_card(folder, folder.name, rule_text="Be nice.", **calibration)
     return folder
+
+
+def version(folder: Path) -> Path:
+    """The folder of these weights as the registry keeps it, beside the rule's."""
+    place = folder.parent / "versions" / load_card(folder).version[:FOLDER_DIGITS]
+    shutil.copytree(folder, place, dirs_exist_ok=True)
+    return place
 
 
 def words(text: str) -> int:
