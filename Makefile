@@ -209,7 +209,7 @@ curve: $(ready) ##   how many rows, and which method? AUROC against rows of DATA
 sweep: $(ready) ##   layers, ranks, learning rates and seeds of one rule's aLoRA against each other -> table, runs/sweeps (hours)
 	$(python) -m train.sweep.run --rule '$(RULE)' --model $(MODEL) $(call option,grid,$(GRID)) $(call flag,force,$(FORCE))
 
-bench: $(ready) ##   lists the benchmarks; NAME=load runs one, NAME=FILE.py your own -> table, runs/*_bench.json, plot
+bench: $(ready) ##   lists the benchmarks; NAME=load runs one, NAME=FILE.py your own -> table, runs/*_bench.json
 	$(python) -m serve.bench $(if $(name),'$(name)' $(offers)) $(OPTIONS)
 
 merge: $(ready) ##   a rule's LoRA folded into the base's weights, for a server of one rule -> runs/MODEL/RULE/merged

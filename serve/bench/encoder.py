@@ -32,8 +32,7 @@ from guard.recipe import Recipe, load_recipe
 from guard.weights.card import read_card
 from serve.bench.engines import judged, memory_beside, with_room
 from serve.bench.harness import Benchmark, Cell, Repeat, Sample
-from serve.bench.plot import Panel, panels_by
-from serve.bench.report import Column, GridReport
+from serve.bench.report import Column
 from serve.bench.workload.adapters import copies
 from serve.bench.workload.prompts import conversation
 from serve.engine import GuardEngine
@@ -209,10 +208,6 @@ class EncoderBench(Benchmark[EncoderCell]):
             "forward_passes": engine.counters.forward_passes - before.forward_passes,
             "swap_ins": engine.counters.swap_ins - before.swap_ins,
         }
-
-    def panels(self, report: GridReport) -> list[Panel]:
-        looks = {"x": "rules", "y": "wall_ms", "y_label": "ms to all verdicts"}
-        return panels_by("tokens", report.rows, line="line", **looks)
 
 
 def methods_of(recipe: Recipe) -> list[str]:

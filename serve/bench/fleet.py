@@ -24,12 +24,11 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from guard.errors import GuardError
 from guard.prompt.decoder import PromptBuilder
 from serve.bench.harness import Benchmark, Cell, Ratio, Repeat, Sample, add_count
-from serve.bench.plot import Panel, panels_by
 from serve.bench.report import Column, GridReport, label
 from serve.bench.workload.adapters import adapter_mib, random_adapters
 from serve.bench.workload.fleet_servers import (
@@ -187,14 +186,6 @@ class FleetBench(Benchmark[FleetCell]):
             "adapters copied into a slot (engine) or a place (PEFT). /all resident: throughput",
             "over that with a slot for every adapter.",
         ]
-
-    def panels(self, report: GridReport) -> list[Panel]:
-        x, x_label = "adapters", "adapters, round-robin"
-        if self.alphas != (None,):
-            x, x_label = "alpha", "alpha of Zipf's law: the larger, the fewer get most requests"
-        looks: dict[str, Any] = {"y_label": "requests per second", "is_log": False}
-        looks |= {"x": x, "x_label": x_label, "y": "requests_per_second", "line": "server"}
-        return panels_by("method", report.rows, **looks)
 
 
 class AdaptersBench(FleetBench):

@@ -1,4 +1,4 @@
-"""The harness of all benchmarks: a grid of cells, measured in turns, kept, tabled and drawn.
+"""The harness of all benchmarks: a grid of cells, measured in turns, kept and tabled.
 
 A benchmark is a subclass of `Benchmark` in a module of its own. It states its cells, what runs
 while they are measured (`started`), one function that measures a cell once (`measure`), and its
@@ -32,7 +32,6 @@ from guard.errors import GuardError
 from guard.layout import Runs, fingerprint, running_code
 from guard.machine.provenance import hardware, versions
 from guard.recipe import load_recipe
-from serve.bench import plot
 from serve.bench.report import (
     Column,
     GridReport,
@@ -183,10 +182,6 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
         """Sentences below the table."""
         return []
 
-    def panels(self, report: GridReport) -> list[plot.Panel]:
-        """The panels of the plot; none: no plot."""
-        return []
-
     def main(self) -> None:
         """Measure, unless nothing has changed since; publish the report. Raises GuardError, after
         the report is written, if an error ended the benchmark early.
@@ -225,18 +220,13 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
         )
 
     def publish(self, report: GridReport) -> None:
-        """Write the report and its plot, and print the table."""
+        """Write the report, and print the table."""
         report.save(self.path)
-        written, picture = [self.path], self.path.with_suffix(".png")
-        picture.unlink(missing_ok=True)  # of an earlier report
-        if panels := self.panels(report):
-            plot.draw(panels, report, picture)
-            written.append(picture)
         print(table(report, self.columns))
         for line in notes(*self.notes(report)):
             print(line)
         print(f"peak memory: {report.peak_memory_mib:,.0f} MiB")
-        print(f"written: {', '.join(map(str, written))}")
+        print(f"written: {self.path}")
 
     def _fingerprint(self) -> str:
         """The fingerprint of all that the numbers depend on."""

@@ -31,13 +31,12 @@ from guard.recipe import Recipe
 from serve.bench.encoder import EncoderBench
 from serve.bench.engines import scores_of, with_room
 from serve.bench.harness import Benchmark, Cell, Ratio, Repeat, Sample, number
-from serve.bench.plot import LOWER_BOUND, Panel, panels_by
 from serve.bench.report import Column, GridReport
 from serve.bench.workload.adapters import MARGIN_TOKENS, random_copies
 from serve.bench.workload.prompts import RULE_TEXT, conversation, wordings
 from serve.engine import GuardEngine, Score, ScoreRequest
 
-BASE = "base"
+BASE, LOWER_BOUND = "base", "lower bound"
 RULES_OF_LENGTH_SWEEP = 5
 LENGTHS_OF_RULES_SWEEP = (1000, 5000)
 LENGTHS = (100, 250, 500, 1000, 2000, 5000)
@@ -260,15 +259,6 @@ class LatencyBench(Benchmark[LatencyCell]):
             "repeats spread it evenly) aLoRA computes once, the base for every rule.",
             f"Swap-ins while the clock ran: {swap_ins:.0f}. The adapters have random weights.",
         ]
-
-    def panels(self, report: GridReport) -> list[Panel]:
-        looks: dict[str, Any] = {"y": "wall_ms", "line": "mode", "note": "over_alora"}
-        looks["y_label"] = "ms to all verdicts"
-        rows = report.find(rules=RULES_OF_LENGTH_SWEEP)
-        panels = panels_by("rules", rows, x="tokens", **looks)
-        for tokens in LENGTHS_OF_RULES_SWEEP:
-            panels += panels_by("tokens", report.find(tokens=tokens), x="rules", **looks)
-        return panels
 
 
 def check_cache_was_empty(scores: Sequence[Score], mode: str) -> None:

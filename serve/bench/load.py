@@ -21,7 +21,6 @@ import numpy as np
 from guard.prompt.decoder import PromptBuilder
 from serve.bench.engines import scores_of_calls
 from serve.bench.harness import Benchmark, Cell, Repeat, Sample, add_count
-from serve.bench.plot import Panel
 from serve.bench.report import Column, GridReport
 from serve.bench.workload.adapters import random_adapters
 from serve.bench.workload.prompts import random_rule_text, wordings
@@ -154,15 +153,6 @@ class LoadBench(Benchmark[LoadCell]):
             f"first; from {SATURATED_GROWTH:g} on the method is saturated. /needed: tokens",
             "computed over the needed ones (every conversation once, and every rule's suffix).",
         ]
-
-    def panels(self, report: GridReport) -> list[Panel]:
-        """Latency against the offered rate, up to where it grows with the run: saturation."""
-        rows = [row for row in report.rows if row.median("growth") < SATURATED_GROWTH]
-        label = "ms from arrival to the last verdict"
-        x_label = "offered load: conversations per second"
-        if not rows:
-            return []
-        return [Panel(rows, "rate", "check_ms", "method", x_label=x_label, y_label=label)]
 
 
 def growth(latencies_s: Sequence[float]) -> float:

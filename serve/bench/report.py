@@ -170,7 +170,7 @@ class Column:
 
 
 def label(value: Value) -> str:
-    """A cell's value as tables and plots show it: a method by its label."""
+    """A cell's value as tables show it: a method by its label."""
     if value is None:
         return "-"
     if isinstance(value, int):

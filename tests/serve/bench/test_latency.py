@@ -21,8 +21,7 @@ from serve.bench.__main__ import main
 from serve.bench.encoder import LARGEST_CELL, EncoderBench, EncoderCell
 from serve.bench.engines import judged
 from serve.bench.harness import Repeat
-from serve.bench.latency import BASE, LatencyBench, LatencyCell, spread_length
-from serve.bench.plot import LOWER_BOUND
+from serve.bench.latency import BASE, LOWER_BOUND, LatencyBench, LatencyCell, spread_length
 from serve.bench.report import GridReport, table
 from serve.engine import Check, Refusal
 from serve.engine.score import EngineCounters, Score, ScoreRequest

@@ -13,7 +13,6 @@ from pytest import MonkeyPatch
 from guard.recipe import Recipe
 from serve.bench.__main__ import bench_named, parsed
 from serve.bench.harness import Benchmark, Cell, Ratio, Repeat, Sample
-from serve.bench.plot import Panel
 from serve.bench.report import Column, GridReport
 from tests.serve.bench.small_engine import small_recipe
 
@@ -81,9 +80,6 @@ class ToyBench(Benchmark[ToyCell]):
 
     def notes(self, report: GridReport) -> list[str]:
         return ["A note."]
-
-    def panels(self, report: GridReport) -> list[Panel]:
-        return [Panel(report.rows, "size", "wall_ms", "server", title="toys", note="over_fast")]
 
 
 def toy_bench(runs: Path, *words: str, weights: str = "first") -> ToyBench:
