@@ -23,7 +23,7 @@ METHOD ?=##   one method of the recipe: lora, alora or head; by default all, for
 SEEDS ?=##   0,1,2 trains three of every seeded method; by default 0, the served one (make transfer, curve: 0,1,2), and evaluates all that are there
 QUICK ?=##   1: the coarse grid of make serve and of the benchmarks; for make test: no engine starts, 2 minutes
 FORCE ?=##   1: do a stage again although nothing changed
-NAME ?=##   for make rule: the new rule's name; for make bench: which benchmark, or the path of a file with your own
+NAME ?=##   for make rule: the new rule's name; for make bench: which benchmark
 POLICY ?=##   for make rule: what is forbidden, in a sentence
 FILES ?=##   for make scan and replay: files, folders, patterns (.jsonl, .jsonl.gz, .parquet) or hub:ORG/NAME, separated by blanks
 PORT ?=##   for make up: by default 8000
@@ -209,7 +209,7 @@ curve: $(ready) ##   how many rows, and which method? AUROC against rows of DATA
 sweep: $(ready) ##   layers, ranks, learning rates and seeds of one rule's aLoRA against each other -> table, runs/sweeps (hours)
 	$(python) -m train.sweep.run --rule '$(RULE)' --model $(MODEL) $(call option,grid,$(GRID)) $(call flag,force,$(FORCE))
 
-bench: $(ready) ##   lists the benchmarks; NAME=load runs one, NAME=FILE.py your own -> table, runs/*_bench.json
+bench: $(ready) ##   lists the benchmarks; NAME=load runs one -> table, runs/*_bench.json
 	$(python) -m serve.bench $(if $(name),'$(name)' $(offers)) $(OPTIONS)
 
 merge: $(ready) ##   a rule's LoRA folded into the base's weights, for a server of one rule -> runs/MODEL/RULE/merged

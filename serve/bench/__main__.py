@@ -1,6 +1,6 @@
 """`python -m serve.bench` lists the benchmarks, `python -m serve.bench NAME` runs one.
 
-Entry of `make bench`. NAME may be the path of a file: a benchmark of your own, anywhere.
+Entry of `make bench`.
 
 To add a benchmark here: a module as `serve.bench.harness` describes it, a row here, and a test.
 """
@@ -12,10 +12,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
 from guard.errors import GuardError, did_you_mean, exits_cleanly
-from guard.files.own_module import imported
 from guard.layout import Runs
 from guard.machine.device import warn_if_busy
 from serve.bench.harness import BenchCommand
@@ -49,37 +47,15 @@ def main() -> None:
 
 
 def bench_named(name: str) -> type[BenchCommand]:
-    """The benchmark of this name, or of this file. Raises GuardError with the nearest valid name,
-    or for a file that has not one benchmark.
-    """
-    if name in BENCHES:
-        return _benches_of(importlib.import_module(BENCHES[name]))[name]
-    if not name.endswith(".py"):
+    """The benchmark of this name. Raises GuardError with the nearest valid one."""
+    if name not in BENCHES:
         remedy = did_you_mean(name, BENCHES) or f"There are {', '.join(BENCHES)}"
         raise GuardError("there is no such benchmark", got=name, remedy=remedy)
-    benches = _benches_of(imported(Path(name).expanduser(), "a benchmark"))
-    if len(benches) != 1:
-        remedy = "Define one subclass of serve.bench.harness.Benchmark with a name"
-        got = f"{len(benches)} benchmarks"
-        raise GuardError("not one benchmark", where=name, got=got, remedy=remedy)
-    ((own_name, bench),) = benches.items()
-    missing = sorted(bench.__abstractmethods__)
-    if own_name in BENCHES or missing:
-        problem = "a benchmark is named as a shipped one, or lacks a function"
-        remedy = "Rename or complete it, as serve/bench/load.py is"
-        got = ", ".join(missing) or own_name
-        raise GuardError(problem, where=name, got=got, remedy=remedy)
-    return bench
-
-
-def _benches_of(module: ModuleType) -> dict[str, type[BenchCommand]]:
-    """The benchmarks that a module defines, by name."""
-    benches: dict[str, type[BenchCommand]] = {}
-    for value in vars(module).values():
+    for value in vars(importlib.import_module(BENCHES[name])).values():
         is_bench = isinstance(value, type) and issubclass(value, BenchCommand)
-        if is_bench and value.__module__ == module.__name__ and hasattr(value, "name"):
-            benches[value.name] = value
-    return benches
+        if is_bench and getattr(value, "name", None) == name:
+            return value
+    raise AssertionError(f"{BENCHES[name]} has no benchmark {name}")
 
 
 def parsed(bench: type[BenchCommand], words: Sequence[str]) -> argparse.Namespace:
@@ -117,7 +93,6 @@ def listing() -> str:
     """All benchmarks as text, a line each."""
     lines = [
         "usage: python -m serve.bench NAME [options]; NAME --help shows its options",
-        "NAME may be the path of a file with a benchmark of your own.",
         "Times are for the tiny base on two cores.",
         "",
     ]

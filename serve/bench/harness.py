@@ -1,14 +1,12 @@
-"""The harness of all benchmarks: a grid of cells, measured in turns, kept and tabled.
+"""The harness of all benchmarks: a grid of cells, measured in turns and tabled.
 
 A benchmark is a subclass of `Benchmark` in a module of its own. It states its cells, what runs
 while they are measured (`started`), one function that measures a cell once (`measure`), and its
 columns. Importing the module must not import torch or vLLM: `--help` is answered first.
 
 Cells that differ only in the field `line` are compared: they are measured in turns, another one
-first in each repeat, so that a change of the machine's speed meets all of them. Every sample is
-kept in a file `runs/NAME.INPUTS.part.jsonl` as soon as it is measured: a run that is interrupted
-goes on there, if nothing that it depends on has changed. A coarse run (--quick) has a report of its
-own, so that it replaces no full one.
+first in each repeat, so that a change of the machine's speed meets all of them. A coarse run
+(--quick) has a report of its own, so that it replaces no full one.
 """
 
 from __future__ import annotations
@@ -199,13 +197,8 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
 
     def run(self, inputs: str) -> GridReport:
         """Measure all cells. `inputs`: the fingerprint, from before."""
-        path = self.path.with_suffix(f".{inputs[:12]}.part.jsonl")
-        if self.options.force:
-            path.unlink(missing_ok=True)
-        grid = _Grid(self, KeptSamples(path))
+        grid = _Grid(self)
         grid.measure()
-        if grid.ended_by is None:
-            path.unlink(missing_ok=True)
         return GridReport(
             **origin(self.recipe, grid.peak_mib),
             benchmark=self.name,
@@ -213,7 +206,6 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
             threads=threads(),
             engine=engine_settings(self.recipe),
             facts=self.facts,
-            is_resumed=grid.kept.is_resumed,
             ended_by=grid.ended_by,
             left_out=tuple(grid.left_out),
             rows=tuple(grid.rows()),
@@ -248,36 +240,10 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
         return None
 
 
-class KeptSamples:
-    """The samples so far, in a file that an interrupted run leaves."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._samples: dict[tuple[str, int], Sample] = {}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-        for line in path.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError):  # the one that was just being written
-                cell, number, sample = json.loads(line)
-                self._samples[cell, number] = sample
-        self.is_resumed = bool(self._samples)
-
-    def get(self, cell: Cell, number: int) -> Sample | None:
-        return self._samples.get((cell.key, number))
-
-    def has_all(self, cells: Sequence[Cell]) -> bool:
-        return all((cell.key, cell.repeats - 1) in self._samples for cell in cells)
-
-    def add(self, cell: Cell, number: int, sample: Sample) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write("\n" + json.dumps([cell.key, number, sample]))
-
-
 class _Grid(Generic[SomeCell]):
     """The measurement of a benchmark's cells."""
 
-    def __init__(self, benchmark: Benchmark[SomeCell], kept: KeptSamples) -> None:
-        self.kept = kept
+    def __init__(self, benchmark: Benchmark[SomeCell]) -> None:
         self.left_out: list[LeftOut] = []
         self.ended_by: str | None = None
         self.peak_mib = 0.0
@@ -293,11 +259,8 @@ class _Grid(Generic[SomeCell]):
         bar_format = "{l_bar}{bar}| {elapsed}<{remaining}{postfix}"
         with tqdm(total=total, desc=self._benchmark.name, bar_format=bar_format) as bar:
             for cells in groups.values():
-                started: AbstractContextManager[object] = contextlib.nullcontext()
-                if not self.kept.has_all(cells):
-                    started = self._benchmark.started(cells)
                 try:
-                    with started:
+                    with self._benchmark.started(cells):
                         for block in self._blocks(cells):
                             self._measure_block(block, bar)
                         self.peak_mib = max(self.peak_mib, peak_of_processes_mib())
@@ -342,15 +305,9 @@ class _Grid(Generic[SomeCell]):
             seed = zlib.crc32(f"{self._block_key(due[0])} {number}".encode())
             for cell in (*due[first:], *due[:first]):
                 bar.set_postfix_str(", ".join(map(str, cell.values.values())), refresh=False)
-                self._measure_cell(cell, Repeat(number, repeats, seed))
+                sample = self._benchmark.measure(cell, Repeat(number, repeats, seed))
+                self._samples.setdefault(cell, []).append(sample)
                 bar.update(cell.work)
-
-    def _measure_cell(self, cell: SomeCell, repeat: Repeat) -> None:
-        sample = self.kept.get(cell, repeat.number)
-        if sample is None:
-            sample = self._benchmark.measure(cell, repeat)
-            self.kept.add(cell, repeat.number, sample)
-        self._samples.setdefault(cell, []).append(sample)
 
     def _ratios(self, cell: SomeCell, samples: Sequence[Sample]) -> dict[str, Spread]:
         """The ratios to the cells that it is compared with, by name."""

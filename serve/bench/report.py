@@ -68,12 +68,6 @@ class MeasuredRow(Strict):
         """The median of a quantity. Raises KeyError where it was not measured."""
         return self.measured[quantity].median
 
-    def number(self, name: str) -> float:
-        value = self.cell.get(name)
-        if value is None:
-            return self.median(name)
-        return float(value)
-
 
 class LeftOut(Strict):
     """A cell that was not measured."""
@@ -112,8 +106,7 @@ class BenchReport(Strict):
 
 class GridReport(BenchReport):
     """The report of a grid of cells. `inputs`: a fingerprint of all that the numbers depend on.
-    `facts`: what a benchmark states of itself. `is_resumed`: the rows are of several runs, because
-    one was interrupted. `ended_by`: the error that ended it early.
+    `facts`: what a benchmark states of itself. `ended_by`: the error that ended it early.
     """
 
     benchmark: str
@@ -121,7 +114,6 @@ class GridReport(BenchReport):
     threads: int  # of an engine
     engine: dict[str, str]  # the recipe's arguments
     facts: dict[str, Value]
-    is_resumed: bool
     ended_by: str | None
     left_out: tuple[LeftOut, ...]
     rows: tuple[MeasuredRow, ...]
@@ -139,8 +131,6 @@ class GridReport(BenchReport):
         versions = [f"{name} {self.versions[name]}" for name in ("vllm", "torch")]
         facts = [f"{name} {value}" for name, value in self.facts.items()]
         parts = [self.source, ", ".join(versions), f"repeats {counts}", *facts]
-        if self.is_resumed:
-            parts.append("of several runs, as one was interrupted")
         return "; ".join(parts)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from guard.errors import exits_cleanly
 from serve.doctor.finding import Finding, report
 from serve.doctor.installation import imports, interpreter, packages, plugin
-from serve.doctor.machine import device, memory, preload
+from serve.doctor.machine import device, memory
 from serve.doctor.rules import formats, recipes, weights
 
 DESCRIPTION = "What is installed, what runs here, what is broken; each problem with its remedy."
@@ -20,7 +20,6 @@ FINDERS: dict[str, Callable[[], Iterator[Finding]]] = {
     "interpreter": interpreter,
     "packages": packages,
     "device": device,
-    "preload": preload,
     "imports": imports,
     "plugin": plugin,
     "recipes": recipes,

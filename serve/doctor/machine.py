@@ -1,10 +1,9 @@
-"""What this machine has: its hardware, its drivers, its memory, and what it loads before Python.
-Knows nothing of what is installed beside torch.
+"""What this machine has: its hardware, its drivers, its memory. Knows nothing of what is installed
+beside torch.
 """
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Iterator
 
@@ -20,8 +19,6 @@ LEAST_GLIBC = (2, 31)  # of their wheels
 # Built for CUDA where pip finds them; beside torch for CPU they fail on import, and then
 # transformers imports no model.
 BREAK_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
-# Libraries that make vLLM faster on a CPU, and a part of their files' names.
-PRELOADS = {"tcmalloc": "tcmalloc", "Intel OpenMP": "libiomp5"}
 
 
 def device() -> Iterator[Finding]:
@@ -68,16 +65,6 @@ def _cpu_build(has_gpu: bool) -> Iterator[Finding]:
                 f"{name} {installed} breaks transformers beside torch for CPU",
                 f".venv/bin/python -m pip uninstall -y {name}",
             )
-
-
-def preload() -> Iterator[Finding]:
-    """What the environment loads before Python. Never a problem: vLLM runs without, and a gain has
-    to be measured.
-    """
-    libraries = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
-    for name, part in PRELOADS.items():
-        paths = [library for library in libraries if part in library]
-        yield Finding("preload", f"{name}: {(paths or ['not in LD_PRELOAD'])[0]}")
 
 
 def memory(model: str) -> Iterator[Finding]:

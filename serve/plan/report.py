@@ -13,7 +13,7 @@ from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict
 from guard.machine.provenance import provenance
 from serve.engine.backends.arguments import GIB
-from serve.plan.calibration import COMMAND, DeviceCalibration, load_calibration
+from serve.plan.calibration import load_calibration
 from serve.plan.deployment import PlannedMethod, deploy
 from serve.plan.plan_file import JudgePricing, Plan
 from serve.plan.replica import Capacity, capacity
@@ -89,24 +89,11 @@ def build(plan: Plan, runs: Path) -> PlanReport:
         rate=plan.traffic.rate,
         p95_target_ms=plan.p95_ms,
         sections=(
-            _step_section(methods, calibration),
             _memory_section(methods),
-            _replica_section(outcomes),
+            _replica_section(outcomes, calibration.commit),
             _cost_section(plan, an_hour, outcomes),
         ),
     )
-
-
-def _step_section(methods: Sequence[PlannedMethod], calibration: DeviceCalibration) -> Section:
-    figures = {}
-    for method in methods:
-        times_ms = {f"{name}, ms": ms for name, ms in method.cost.shown_ms.items()}
-        figures[method.label] = times_ms | {"suffix, tokens": method.suffix_tokens}
-    note = (
-        f"Measured by `{COMMAND}`, commit {calibration.commit}. step, a rule: what each takes "
-        "beside its tokens; pairs: a token and one it attends to."
-    )
-    return Section(title="coefficients", figures=figures, note=note)
 
 
 def _memory_section(methods: Sequence[PlannedMethod]) -> Section:
@@ -126,7 +113,7 @@ def _memory_section(methods: Sequence[PlannedMethod]) -> Section:
     return Section(title="memory", figures=figures, note=note)
 
 
-def _replica_section(outcomes: Outcomes) -> Section:
+def _replica_section(outcomes: Outcomes, calibrated_at: str) -> Section:
     figures = {}
     for method, limits in outcomes:
         values = {
@@ -148,8 +135,9 @@ def _replica_section(outcomes: Outcomes) -> Section:
             }
         figures[method.label] = values
     note = (
-        "Simulated from the coefficients. lone: at a fiftieth of saturation. within target: the "
-        "greatest rate that keeps the p95 and leaves the replica some time."
+        f"Simulated from the calibration of commit {calibrated_at}. lone: at a fiftieth of "
+        "saturation. within target: the greatest rate that keeps the p95 and leaves the replica "
+        "some time."
     )
     return Section(title="one replica", figures=figures, note=note)
 

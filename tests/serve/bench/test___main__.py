@@ -1,8 +1,7 @@
-"""The benchmarks' command: it lists them, and runs one of them or a file of one's own."""
+"""The benchmarks' command: it lists them, and runs one of them."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -57,67 +56,13 @@ def test_what_is_offered_may_be_unknown(capsys: CaptureFixture[str]) -> None:
     assert "(default: 2)" in parser_of(ToyBench).format_help()
 
 
-OWN = """
-import contextlib
-import time
-from dataclasses import dataclass
-from serve.bench.harness import Benchmark, Cell
-from serve.bench.report import Column
-
-@dataclass(frozen=True, kw_only=True)
-class SleepCell(Cell):
-    ms: int
-    method: str
-
-class Sleep(Benchmark[SleepCell]):
-    name = "sleep"
-    summary = "how long a sleep is"
-    duration = "a moment"
-    columns = Column("", "method"), Column("asked", "ms"), Column("took ms", "took_ms", 1, "spread")
-
-    def cells(self):
-        return [SleepCell(ms=ms, method="alora", repeats=self.options.repeats) for ms in (1, 2)]
-
-    def started(self, cells):
-        return contextlib.nullcontext()
-
-    def measure(self, cell, repeat):
-        started = time.perf_counter()
-        time.sleep(cell.ms / 1000)
-        return {"took_ms": 1000 * (time.perf_counter() - started)}
-"""
-
-
-def test_a_file_outside_the_checkout_is_a_benchmark(
-    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+def test_a_benchmark_looks_at_the_machine_and_the_commit_before_it_measures(
+    tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
-    file = tmp_path / "my_bench.py"
-    file.write_text(OWN)
-    words = ["--offer=rule=a", "--runs", str(tmp_path / "runs"), "--repeats", "1"]
-    monkeypatch.setattr("sys.argv", ["bench", str(file), *words])
     events: list[str] = []
     monkeypatch.setattr("serve.bench.__main__.warn_if_busy", events.append)
     monkeypatch.setattr("serve.bench.__main__.started_from", lambda: events.append("commit"))
+    monkeypatch.setattr("serve.bench.load.LoadBench.main", lambda _: events.append("measured"))
+    monkeypatch.setattr("sys.argv", ["bench", "load", "--offer=rule=a", "--runs", str(tmp_path)])
     main()
-    assert events == ["the figures will be off", "commit"]
-    printed = capsys.readouterr().out
-    assert "took ms" in printed and "aLoRA" in printed
-    assert (tmp_path / "runs" / "sleep_bench.json").is_file()
-
-
-def test_a_file_that_is_missing_or_has_not_one_benchmark_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(GuardError, match="no such file"):
-        bench_named(str(tmp_path / "gone.py"))
-    (tmp_path / "none.py").write_text("import serve.bench.harness")
-    with pytest.raises(GuardError, match=r"not one benchmark \(got 0 benchmarks\)"):
-        bench_named(str(tmp_path / "none.py"))
-    shutil.copy(ROOT / "serve/bench/fleet.py", tmp_path / "two.py")
-    with pytest.raises(GuardError, match="got 2 benchmarks"):
-        bench_named(str(tmp_path / "two.py"))
-    shutil.copy(ROOT / "serve/bench/encoder.py", tmp_path / "shipped.py")
-    with pytest.raises(GuardError, match=r"named as a shipped one.*got encoder\)"):
-        bench_named(str(tmp_path / "shipped.py"))
-    half = "from serve.bench.harness import Benchmark\nclass Half(Benchmark):\n    name = 'half'\n"
-    (tmp_path / "half.py").write_text(half)
-    with pytest.raises(GuardError, match=r"lacks a function \(got cells, measure, started\)"):
-        bench_named(str(tmp_path / "half.py"))
+    assert events == ["the figures will be off", "commit", "measured"]

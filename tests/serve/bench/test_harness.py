@@ -1,4 +1,4 @@
-"""The harness: cells in turns, spreads and ratios, and what is measured again or goes on."""
+"""The harness: cells in turns, spreads and ratios, and what is measured again."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_rows_have_spreads_over_the_repeats_and_ratios_within_them_and_are_publi
     assert slow.measured["over_fast"].median == 3.0 and "over_fast" not in fast.measured
     (left_out,) = report.left_out
     assert left_out.cell == {"size": 10, "server": "slow"} and not report.find(**left_out.cell)
-    assert report.facts == {"adapters": "none"} and not report.is_resumed
+    assert report.facts == {"adapters": "none"}
     assert report.peak_memory_mib == 1e6  # of servers too
     names = sorted(path.name for path in (tmp_path / "new").iterdir())
     assert names == ["toy_bench.json"]
@@ -114,34 +114,6 @@ def stopped(
         bench.main()
 
 
-def log_of(runs: Path, *words: str) -> list[object]:
-    """What a run starts and measures."""
-    bench = toy_bench(runs, *words)
-    bench.main()
-    return bench.log
-
-
-def test_an_interrupted_run_goes_on(tmp_path: Path, capsys: CaptureFixture[str]) -> None:
-    stopped(tmp_path, (10, 1), KeyboardInterrupt())
-    (part,) = tmp_path.glob("toy_bench.*.part.jsonl")
-    part.write_text(part.read_text() + '\n["{\\"si')  # killed while it was written
-    assert log_of(tmp_path) == [[10, 10], (10, "fast", 1)]  # the first group needs no server
-    report = GridReport.load(tmp_path / "toy_bench.json")
-    assert report.is_resumed and len(report.rows) == 5 and not part.exists()
-    assert "of several runs, as one was interrupted" in " ".join(capsys.readouterr().out.split())
-
-
-@pytest.mark.parametrize(
-    "words", [["--force"], ["--repeats", "3"]], ids=["by force", "other inputs"]
-)
-def test_a_run_of_other_inputs_or_by_force_begins_anew(tmp_path: Path, words: list[str]) -> None:
-    stopped(tmp_path, (10, 1), KeyboardInterrupt())
-    assert (1, "slow", 0) in log_of(tmp_path, *words)
-    assert not GridReport.load(tmp_path / "toy_bench.json").is_resumed
-    if "--repeats" in words:  # what was interrupted is still there
-        assert log_of(tmp_path) == [[10, 10], (10, "fast", 1)]
-
-
 def test_an_error_keeps_what_was_measured(tmp_path: Path, capsys: CaptureFixture[str]) -> None:
     stopped(
         tmp_path, (2, 1), GuardError("the server has ended"), r"ended early \(got the server has"
@@ -149,8 +121,7 @@ def test_an_error_keeps_what_was_measured(tmp_path: Path, capsys: CaptureFixture
     report = GridReport.load(tmp_path / "toy_bench.json")
     assert report.ended_by == "the server has ended" and len(report.rows) == 4
     assert "ENDED EARLY: the server has ended" in capsys.readouterr().out
-    log = log_of(tmp_path)
-    assert log[0] == [1, 1, 2, 2] and (1, "slow", 0) not in log
+    toy_bench(tmp_path).main()
     assert GridReport.load(tmp_path / "toy_bench.json").ended_by is None
 
 

@@ -148,7 +148,7 @@ def problems(findings: Iterator[Finding]) -> list[Finding]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", ["interpreter", "packages", "device", "preload", "recipes"])
+@pytest.mark.parametrize("check", ["interpreter", "packages", "device", "recipes"])
 def test_this_environment_has_no_problem(check: str) -> None:
     assert problems(FINDERS[check]()) == []
 

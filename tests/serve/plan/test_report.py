@@ -96,7 +96,6 @@ def test_a_plan_is_printed_and_kept(
     run(monkeypatch, tmp_path, *SMALL.split())
     printed = capsys.readouterr().out
     for line in (
-        r"1,000 tokens, ms +1,000 +1,000",
         r"weights, GiB +0\.0293 +0\.0293",
         r"price, USD an hour +0\.1 +0\.1",
         r"replicas +\d+",  # of LoRA none keeps the target
