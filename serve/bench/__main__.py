@@ -52,8 +52,9 @@ def bench_named(name: str) -> type[BenchCommand]:
         remedy = did_you_mean(name, BENCHES) or f"There are {', '.join(BENCHES)}"
         raise GuardError("there is no such benchmark", got=name, remedy=remedy)
     for value in vars(importlib.import_module(BENCHES[name])).values():
-        is_bench = isinstance(value, type) and issubclass(value, BenchCommand)
-        if is_bench and getattr(value, "name", None) == name:
+        if not (isinstance(value, type) and issubclass(value, BenchCommand)):
+            continue
+        if getattr(value, "name", None) == name:
             return value
     raise AssertionError(f"{BENCHES[name]} has no benchmark {name}")
 
