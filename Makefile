@@ -63,7 +63,7 @@ TIMEOUT ?=##   for make up: seconds that a check may take, by default 60
 PLAN ?=##   for make plan: a plan of recipes/plans or a YAML file, by default tiny_here
 SCALEDOWN ?=##   for REPLICAS=1-4: seconds of less load until a replica ends, by default 600
 MERGED ?=##   for make up: MERGED=1 serves the one rule of RULE from the base that make merge has put its LoRA into
-OPTIONS ?=##   for make bench, plan, scan, replay, transfer, curve and fuzz: further options, quoted; make bench NAME=load OPTIONS=--help lists them
+OPTIONS ?=##   for make bench, plan, scan, replay, transfer, curve and fuzz: further options, quoted; make bench NAME=fleet OPTIONS=--help lists them
 MINUTES ?=##   for make fuzz: by default 10
 DEVICE ?=##   cpu or cuda; otherwise what .venv was built for, and for a new one nvidia-smi decides
 device := $(or $(DEVICE),$(shell cat .venv/device 2>/dev/null),$(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu))
@@ -209,7 +209,7 @@ curve: $(ready) ##   how many rows, and which method? AUROC against rows of DATA
 sweep: $(ready) ##   layers, ranks, learning rates and seeds of one rule's aLoRA against each other -> table, runs/sweeps (hours)
 	$(python) -m train.sweep.run --rule '$(RULE)' --model $(MODEL) $(call option,grid,$(GRID)) $(call flag,force,$(FORCE))
 
-bench: $(ready) ##   lists the benchmarks; NAME=load runs one -> table, runs/*_bench.json
+bench: $(ready) ##   lists the benchmarks; NAME=fleet runs one -> table, runs/*_bench.json
 	$(python) -m serve.bench $(if $(name),'$(name)' $(offers)) $(OPTIONS)
 
 merge: $(ready) ##   a rule's LoRA folded into the base's weights, for a server of one rule -> runs/MODEL/RULE/merged

@@ -158,8 +158,8 @@ STAGES = {
     ],
     "serve QUICK=0 WIDE=0": [f"serve.bench latency {TINY}"],
     "bench": ["serve.bench"],
-    "bench NAME=load WIDE=1 FORCE=1 'OPTIONS=--repeats 1'": [
-        f"serve.bench 'load' {TINY} --offer=wide --offer=force --repeats 1"
+    "bench NAME=fleet WIDE=1 FORCE=1 'OPTIONS=--repeats 1'": [
+        f"serve.bench 'fleet' {TINY} --offer=wide --offer=force --repeats 1"
     ],
     "up RULE=all": ["serve.up --model tiny"],
     "up RULE=a,b MERGED=1 REPLICAS=1-4 SCALEDOWN=60 HOST=0.0.0.0": [

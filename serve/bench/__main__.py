@@ -23,7 +23,6 @@ from serve.bench.report import started_from
 BENCHES: dict[str, str] = {
     "latency": "serve.bench.latency",
     "encoder": "serve.bench.encoder",
-    "load": "serve.bench.load",
     "adapters": "serve.bench.fleet",
     "fleet": "serve.bench.fleet",
     "calibrate": "serve.bench.calibrate",

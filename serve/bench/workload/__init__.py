@@ -1,1 +1,1 @@
-"""What benchmarks put on an engine: prompts, adapters, arrivals. Knows nothing of engines."""
+"""What benchmarks put on an engine: prompts, adapters, traffic. Knows nothing of engines."""
