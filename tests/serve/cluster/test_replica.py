@@ -1,4 +1,6 @@
-"""A replica, whose verdicts are of the version that is asked for, and how it answers a request."""
+"""A replica, whose verdicts are of the version that is asked for, how it answers a request, and the
+note that it reads.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from guard.errors import GuardError
 from serve.cluster.messages import RelayedCheck, RelayedRequest, ReplicaAnswer, answer_in_process
 from serve.cluster.note import ServedNote, version_of
 from serve.cluster.replica import GuardReplica
-from serve.registry.rollout import Rollout
+from serve.registry.rollout import Mode, Rollout
 from tests.serve.cluster.words_cluster import as_json, asked, local_replicas, noted, p_of, trained
 from tests.serve.cluster.words_engine import BAD, VIOLATES, save_words, version
 
@@ -174,3 +176,20 @@ def test_an_error_s_response_is_the_response_and_half_of_one_is_none() -> None:
     assert (answered.status, answered.body) == (500, b"Internal Server Error")
     with pytest.raises(ValueError, match="no more"):
         asyncio.run(answer_in_process(an_app(), RelayedRequest("GET", "/half")))
+
+
+def test_what_is_noted_is_read_again_and_its_version_is_of_weights_and_modes(
+    note: ServedNote, tmp_path: Path
+) -> None:
+    with pytest.raises(GuardError, match=r"nothing\.json.*cannot be read"):
+        ServedNote(tmp_path / "nothing.json").read()
+    served = note.read()
+    assert version_of(dict(reversed(served.items()))) == version_of(served)
+    second = Rollout(folder=version(save_words(tmp_path / "manners", b"second")))
+    shadow = second.model_copy(update={"mode": Mode.parse("shadow")})
+    variants = [served, served | {"manners": second}, served | {"manners": shadow}]
+    variants.append({"greeting": served["greeting"]})
+    assert len({version_of(variant) for variant in variants}) == 4
+    for variant in variants:
+        note.write(variant)
+        assert note.read() == variant

@@ -1,9 +1,10 @@
 """`python -m serve.up --replicas 2` on the tiny base, from its start to its end; what its processes
-log.
+log, and how many there may be.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import os
 import re
@@ -22,6 +23,7 @@ import pytest
 from guard.home import ROOT
 from guard.layout import Runs
 from serve.cluster.log import relayed
+from serve.cluster.size import ReplicaRange
 from serve.registry.registry import Registry
 from tests.serve.cluster.words_cluster import REPLICA, p_of
 from tests.serve.guarded import CONVERSATION, save_adapter
@@ -198,3 +200,15 @@ def test_a_stderr_that_is_gone_keeps_nobody_who_logs_waiting(
         if is_waiting:  # read what fills the pipe, so that this ends
             threading.Thread(target=pipe.read_bytes, daemon=True).start()
     assert not is_waiting
+
+
+def test_a_number_is_fixed_and_a_range_is_not() -> None:
+    for text, low, high in (("2", 2, 2), ("1-4", 1, 4)):
+        size = ReplicaRange.parse(text)
+        assert size == ReplicaRange(low, high) and size.is_fixed == (low == high)
+
+
+@pytest.mark.parametrize("text", ["", "0", "4-1", "a", "1-", "-2", "1-2-3", "257", "0-2", "²"])
+def test_what_is_no_number_of_replicas_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="got"):
+        ReplicaRange.parse(text)

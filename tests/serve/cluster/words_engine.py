@@ -45,7 +45,10 @@ def save_words(folder: Path, weights: bytes) -> Path:
 def version(folder: Path) -> Path:
     """The folder of these weights as the registry keeps it, beside the rule's."""
     place = folder.parent / "versions" / load_card(folder).version[:FOLDER_DIGITS]
-    shutil.copytree(folder, place, dirs_exist_ok=True)
+    if not place.is_dir():  # others may be reading it
+        part = place.with_suffix(".part")
+        shutil.copytree(folder, part)
+        part.rename(place)
     return place
 
 

@@ -7,12 +7,7 @@ from typing import Any
 
 from guard.files.yaml_file import validate
 from serve.plan.batching import ReplicaSizes
-from serve.plan.calibration import (
-    FEATURES,
-    SUBMIT_FEATURES,
-    DeviceCalibration,
-    FittedCost,
-)
+from serve.plan.calibration import FEATURES, SUBMIT_FEATURES, DeviceCalibration, FittedCost
 from serve.plan.plan_file import Plan
 from serve.plan.report import PlanReport
 from serve.plan.traffic import CheckArrival
