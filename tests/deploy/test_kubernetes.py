@@ -51,9 +51,8 @@ def test_the_servers_options_are_the_program_s_and_it_ends_after_its_checks(
     pause = server()["lifecycle"]["preStop"]["exec"]["command"]
     assert pause[0] == "sleep"
     assert pod()["terminationGracePeriodSeconds"] >= int(pause[1]) + timeout_of(options)
-    assert server()["env"] == [
-        {"name": "OMP_NUM_THREADS", "value": server()["resources"]["limits"]["cpu"]}
-    ]
+    threads = {"name": "OMP_NUM_THREADS", "value": server()["resources"]["limits"]["cpu"]}
+    assert server()["env"] == [threads]
 
 
 def test_probes_ask_what_the_server_answers() -> None:

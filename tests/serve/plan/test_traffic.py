@@ -64,18 +64,13 @@ def test_popular_rules_are_asked_more_by_zipfs_law(zipf: float) -> None:
     assert draw(every_rule, 1.0, 10, 0).arrivals[0].rules == tuple(range(50))
 
 
-def test_every_plan_loads() -> None:
+def test_every_plan_loads_and_options_replace_its_keys(tmp_path: Path) -> None:
     for path in PLANS.glob("*.yaml"):
-        assert load_plan(path.stem, {}).name == path.stem
-
-
-def test_a_section_of_the_plan_is_read_whole(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text("name: mine\ntraffic: {rate: 7}\n", encoding="utf-8")
-    traffic = load_plan(str(path), {"traffic.turns": 2.0}).traffic
-    assert (traffic.rate, traffic.turns) == (7.0, 2.0)
+        traffic = load_plan(path.stem, {"traffic.turns": 2.5}).traffic
+        assert traffic == load_plan(path.stem, {}).traffic.model_copy(update={"turns": 2.5})
+    (tmp_path / "mine.yaml").write_text("name: mine\n", encoding="utf-8")
     with pytest.raises(GuardError, match=r"missing key 'judge.output'"):
-        load_plan(str(path), {"judge.input": 1.0})
+        load_plan(str(tmp_path / "mine.yaml"), {"judge.input": 1.0})
 
 
 @pytest.mark.parametrize(
