@@ -14,6 +14,9 @@ from serve.api import probes
 from tests.deploy.clients import DEPLOY, assert_understood, timeout_of
 
 FILE = (DEPLOY / "kubernetes" / "deployment.yaml").read_text(encoding="utf-8")
+SPECS: dict[str, Any] = {part["kind"]: part["spec"] for part in yaml.safe_load_all(FILE)}
+POD: dict[str, Any] = SPECS["Deployment"]["template"]["spec"]
+SERVER: dict[str, Any] = POD["containers"][0]
 IMAGE = (DEPLOY / "docker" / "Dockerfile").read_text(encoding="utf-8")
 
 
@@ -23,65 +26,48 @@ def instruction(name: str) -> str:
     return str(content)
 
 
-def named(kind: str) -> dict[str, Any]:
-    (document,) = (part for part in yaml.safe_load_all(FILE) if part["kind"] == kind)
-    spec: dict[str, Any] = document["spec"]
-    return spec
-
-
-def pod() -> dict[str, Any]:
-    spec: dict[str, Any] = named("Deployment")["template"]["spec"]
-    return spec
-
-
-def server() -> dict[str, Any]:
-    (container,) = pod()["containers"]
-    assert isinstance(container, dict)
-    return container
-
-
 def test_the_servers_options_are_the_program_s_and_it_ends_after_its_checks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    command = [*json.loads(instruction("ENTRYPOINT")), *server()["args"]]
+    command = [*json.loads(instruction("ENTRYPOINT")), *SERVER["args"]]
     options = assert_understood(command, monkeypatch)
     assert options["watch"] and load_recipe(options["model"]).methods
-    (port,) = server()["ports"]
+    (port,) = SERVER["ports"]
     assert port["containerPort"] == options["port"]
-    pause = server()["lifecycle"]["preStop"]["exec"]["command"]
+    pause = SERVER["lifecycle"]["preStop"]["exec"]["command"]
     assert pause[0] == "sleep"
-    assert pod()["terminationGracePeriodSeconds"] >= int(pause[1]) + timeout_of(options)
-    threads = {"name": "OMP_NUM_THREADS", "value": server()["resources"]["limits"]["cpu"]}
-    assert server()["env"] == [threads]
+    assert POD["terminationGracePeriodSeconds"] >= int(pause[1]) + timeout_of(options)
+    threads = {"name": "OMP_NUM_THREADS", "value": SERVER["resources"]["limits"]["cpu"]}
+    assert SERVER["env"] == [threads]
 
 
 def test_probes_ask_what_the_server_answers() -> None:
     paths = {getattr(route, "path", "") for route in probes.router.routes}
     for name in ("startupProbe", "livenessProbe", "readinessProbe"):
-        asked = server()[name]["httpGet"]
-        assert asked["path"] in paths and asked["port"] == server()["ports"][0]["name"]
-    assert server()["readinessProbe"]["httpGet"]["path"] == "/readyz"
+        asked = SERVER[name]["httpGet"]
+        assert asked["path"] in paths and asked["port"] == SERVER["ports"][0]["name"]
+    assert SERVER["readinessProbe"]["httpGet"]["path"] == "/readyz"
 
 
 def test_a_pod_reads_the_weights_and_writes_where_the_image_does() -> None:
-    mounts = {mount["mountPath"]: mount for mount in server()["volumeMounts"]}
+    mounts = {mount["mountPath"]: mount for mount in SERVER["volumeMounts"]}
     assert mounts.pop(f"{instruction('WORKDIR')}/runs")["readOnly"]
     cache = instruction("ENV XDG_CACHE_HOME").removeprefix("=")
     assert mounts.keys() == {cache, "/home/centurion", "/tmp"}
-    volumes = {volume["name"]: volume for volume in pod()["volumes"]}
+    volumes = {volume["name"]: volume for volume in POD["volumes"]}
     assert {mount["name"] for mount in mounts.values()} | {"runs"} == volumes.keys()
     assert "emptyDir" in volumes["scratch"]
     claim = volumes["runs"]["persistentVolumeClaim"]
     assert claim["readOnly"] and f"name: {claim['claimName']}\n" in FILE
-    assert named("PersistentVolumeClaim")["accessModes"] == ["ReadWriteMany"]  # of several nodes
-    assert f"--uid {pod()['securityContext']['runAsUser']} " in IMAGE
+    assert SPECS["PersistentVolumeClaim"]["accessModes"] == ["ReadWriteMany"]  # of several nodes
+    assert f"--uid {POD['securityContext']['runAsUser']} " in IMAGE
 
 
 def test_service_and_budget_choose_the_pods() -> None:
-    labels = named("Deployment")["template"]["metadata"]["labels"]
-    assert named("Deployment")["selector"]["matchLabels"] == labels
-    assert named("PodDisruptionBudget")["selector"]["matchLabels"] == labels
-    assert named("PodDisruptionBudget")["maxUnavailable"] < named("Deployment")["replicas"]
-    service = named("Service")
+    labels = SPECS["Deployment"]["template"]["metadata"]["labels"]
+    assert SPECS["Deployment"]["selector"]["matchLabels"] == labels
+    assert SPECS["PodDisruptionBudget"]["selector"]["matchLabels"] == labels
+    assert SPECS["PodDisruptionBudget"]["maxUnavailable"] < SPECS["Deployment"]["replicas"]
+    service = SPECS["Service"]
     assert service["selector"] == labels and service["sessionAffinity"] == "ClientIP"
-    assert service["ports"][0]["targetPort"] == server()["ports"][0]["name"]
+    assert service["ports"][0]["targetPort"] == SERVER["ports"][0]["name"]

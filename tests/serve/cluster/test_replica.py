@@ -149,8 +149,10 @@ def test_one_that_cannot_serve_what_the_others_serve_answers_nothing_and_is_unhe
             await replica.ask(asked("a"), version_of(served))
 
     with_replica(note, use)
-    with pytest.raises(GuardError, match="bad"):  # nor does one start
-        with_replica(note, lambda replica: pytest.fail("it started"))
+    for folder, said in ((bad.folder, "bad"), (folders["manners"], "these weights are none")):
+        note.write({"manners": Rollout(folder=folder)})
+        with pytest.raises(GuardError, match=said):  # nor does one start
+            with_replica(note, lambda replica: pytest.fail("it started"))
 
 
 def an_app() -> FastAPI:

@@ -31,6 +31,8 @@ def test_a_plan_is_priced_by_the_replicas_that_its_rate_needs(tmp_path: Path) ->
     assert cost["checks, always full, USD"] == pytest.approx(100, rel=0.01)
     too_strict = figures(build(plan(p95_ms=50.0), tmp_path), "cost")["aLoRA"]
     assert "replicas" not in too_strict and "checks, always full, USD" in too_strict
+    with pytest.raises(GuardError, match="State `price_an_hour`"):
+        build(plan(price_an_hour=None), tmp_path)
 
 
 def test_loras_cost_a_prefill_a_rule_and_a_judge_its_tokens(tmp_path: Path) -> None:
@@ -49,12 +51,6 @@ def test_loras_cost_a_prefill_a_rule_and_a_judge_its_tokens(tmp_path: Path) -> N
     path = tmp_path / "new" / "plan.json"
     built.save(path)
     assert PlanReport.model_validate_json(path.read_text(encoding="utf-8")) == built
-
-
-def test_what_a_machine_costs_is_not_guessed(tmp_path: Path) -> None:
-    calibrated(tmp_path)
-    with pytest.raises(GuardError, match="State `price_an_hour`"):
-        build(plan(price_an_hour=None), tmp_path)
 
 
 def test_a_judge_costs_by_the_token() -> None:
