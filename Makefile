@@ -18,7 +18,7 @@ export TORCH_CPP_LOG_LEVEL ?= ERROR
 # Given as `make eval RULE=all` or by the shell.
 RULE ?= medical_advice##   a rule of recipes/rules, several separated by commas, or all
 MODEL ?= tiny##   a base of recipes/models: tiny, minilm, qwen3-4b, …; for make eval, transfer, curve, up, scan also several: tiny,minilm
-DATA ?=##   your rows (.jsonl, .csv, hub:ORG/NAME), generator, generator+FILE (a few of yours beside), or llm; kept (make compare: a folder)
+DATA ?=##   your rows (.jsonl, .csv, hub:ORG/NAME), generator, generator+FILE (a few of yours beside), or llm; kept
 METHOD ?=##   one method of the recipe: lora, alora or head; by default all, for make up the recipe's aLoRA, else the first that it lists
 SEEDS ?=##   0,1,2 trains three of every seeded method; by default 0, the served one (make transfer, curve: 0,1,2), and evaluates all that are there
 QUICK ?=##   1: the coarse grid of make serve and of the benchmarks; for make test: no engine starts, 2 minutes
@@ -45,8 +45,8 @@ WIDE ?=##   1: make serve to 500 rules and 32,000 tokens, with 1,000 adapters re
 REAL ?=##   for make transfer: how many real rows are mixed in, by default 0,20,50,100
 ROWS ?=##   for make curve: numbers of labelled rows, by default 50,100,300,1000,all
 GRID ?=##   for make sweep: what to try; default: recipes/sweeps/rank.yaml
-A ?=##   for make compare and replay: a folder of weights, runs/MODEL/RULE/METHOD; make rules names those of older versions
-B ?=##   for make compare and replay: the other one
+A ?=##   for make replay: a folder of weights, runs/MODEL/RULE/METHOD; make rules names those of older versions
+B ?=##   for make replay: the other one
 OUT ?=##   for make scan and replay: the folder for the verdicts, by default runs/scan or runs/replay
 FORMAT ?=##   for make scan: jsonl, the default, or parquet
 # Of HOST only what stands on the command line: some shells export the machine's name under it.
@@ -78,7 +78,7 @@ as_they_stand := POLICY DATA UNLABELLED A B FILES OUT WHY
 $(foreach variable,$(as_they_stand),$(eval override $(variable) := $$(value $(variable))))
 export $(as_they_stand)
 
-.PHONY: help help-all all rule data train eval serve up scan rules publish rollback test mode plan calibrate test-gpu-path compare replay transfer curve sweep bench merge fuzz doctor setup check format clean
+.PHONY: help help-all all rule data train eval serve up scan rules publish rollback test mode plan calibrate test-gpu-path replay transfer curve sweep bench merge fuzz doctor setup check format clean
 
 commands := awk -F ' *\#\#   ' '/^[a-z-]+:.*\#\#/ { sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, $$2 }'
 variables := awk -F ' *\#\#   ' '/^[A-Z_]+ \?=.*\#\#/ { sub(/ \?= */, "=", $$1); printf "  %-22s %s\n", $$1, $$2 }'
@@ -186,10 +186,7 @@ calibrate: $(ready) ##   another threshold for trained weights, in seconds: by t
 test-gpu-path: $(ready) ##   vLLM's runner V2 and low-rank kernels against PEFT: on a GPU, or interpreted on a CPU (4 minutes on one core)
 	$(python) -m pytest -n0 $(if $(filter cpu,$(device)),-p tests.serve.gpu_path.interpreted) tests/serve/gpu_path/ring_*.py
 
-compare: $(ready) ##   two versions of a rule's weights, A=folder B=folder: which verdicts differ; fails if B is worse
-	$(python) -m eval.compare "$$A" "$$B" $(data_option)
-
-replay: $(ready) ##   A=folder B=folder FILES="logs/*.jsonl": which verdicts on recorded traffic flip, over one prefill -> runs/replay
+replay: $(ready) ##   A=folder B=folder FILES="logs/*.jsonl": which verdicts on recorded traffic flip, over one prefill; fails if B is worse on labelled rows -> runs/replay
 	$(python) -m serve.scan.replay "$$A" "$$B" --files "$$FILES" $(call option,method,$(METHOD)) $(if $(OUT),--out "$$OUT") \
 		$(call flag,force,$(FORCE)) $(OPTIONS)
 
@@ -200,14 +197,14 @@ define study
 	$(python) -m eval.study.run $(1) --rule '$(RULE)' $(data_option) --model $(MODEL) $(call option,method,$(METHOD))
 endef
 
-transfer: $(ready) ##   trained on generated rows and a few real ones of DATA=file, tested on its others -> AUROC, plot, runs/transfer
+transfer: $(ready) ##   trained on generated rows and a few real ones of DATA=file, tested on its others -> AUROC, runs/transfer
 	$(call study,transfer,$(REAL))
 
-curve: $(ready) ##   how many rows, and which method? AUROC against rows of DATA=file, or of make data -> plot, runs/curve
+curve: $(ready) ##   how many rows, and which method? AUROC against rows of DATA=file, or of make data -> runs/curve
 	$(call study,curve,$(ROWS))
 
 sweep: $(ready) ##   layers, ranks, learning rates and seeds of one rule's aLoRA against each other -> table, runs/sweeps (hours)
-	$(python) -m train.sweep.run --rule '$(RULE)' --model $(MODEL) $(call option,grid,$(GRID)) $(call flag,force,$(FORCE))
+	$(python) -m train.sweep --rule '$(RULE)' --model $(MODEL) $(call option,grid,$(GRID)) $(call flag,force,$(FORCE))
 
 bench: $(ready) ##   lists the benchmarks; NAME=fleet runs one -> table, runs/*_bench.json
 	$(python) -m serve.bench $(if $(name),'$(name)' $(offers)) $(OPTIONS)

@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 from data import manifest
 from data.debate import debate
+from data.debate.prompts import PROMPTS_FILE
 from data.generator.words import WORDS_FILE
 from data.ingest import Splitting
 from data.long_turns import with_long_turns
@@ -108,7 +109,7 @@ RENDERING = (
 
 def code_files() -> list[Path]:
     """The code that data sets are written with: all of this stage, and RENDERING."""
-    data = [*sorted((ROOT / "data").rglob("*.py")), WORDS_FILE]
+    data = [*sorted((ROOT / "data").rglob("*.py")), WORDS_FILE, PROMPTS_FILE]
     return [*data, *(ROOT / "guard" / name for name in RENDERING)]
 
 

@@ -23,7 +23,7 @@ from data.build import code_files, has_splits, write_splits
 from data.generator.generate import Counts
 from data.generator.library import phrase_files, rules_with_phrases
 from data.ingest import ingest
-from data.rows import SourceRow, read_rows
+from data.rows import read_rows
 from data.sources import generated, in_pairs
 from data.splits import refuse_copies, refuse_leaks
 from guard.arguments import count, whole_numbers
@@ -63,7 +63,6 @@ class Pools:
     common: tuple[Example, ...]
     pool: tuple[Example, ...]
     test: tuple[Example, ...]
-    labelled_for: str | None  # the rule that the file's rows name, if it is another one
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,6 @@ def build_study(request: StudyRequest) -> Study:
         rule=request.rule.id,
         data=request.data.name if request.data else None,
         path=str(request.data.resolve()) if request.data else None,
-        labelled_for=pools.labelled_for,
         points=tuple(points),
     )
     study.save(folder)
@@ -197,28 +195,25 @@ def _sizes(request: StudyRequest, available: int) -> list[int]:
 
 def _pools(request: StudyRequest) -> Pools:
     where = request.own_rows
-    labelled_for: str | None = None
     if request.data is None:
         examples = _own_examples(request)
     else:
         where = request.data
-        rows, labelled_for = _rows_of(where, request.rule)
-        examples = ingest(
-            rows, str(where), request.rule, 0, splitting="new", shares=STUDY_SHARES
-        ).examples
+        rows = read_rows(str(where))
+        examples = ingest(rows, str(where), request.rule, 0, "new", STUDY_SHARES).examples
     real = [_of_origin(example, "real") for example in examples]
     test = _limited([row for row in real if row.split == "test"], request.test_rows)
     pool = tuple(row for row in real if row.split != "test")
     _refuse_scarce(test, where)
     if request.kind == "curve":
-        return Pools((), pool, test, labelled_for)
+        return Pools((), pool, test)
     written = generated(request.rule, request.generated, 0)
     generated_rows = [_of_origin(example, "generated") for example in written]
     refuse_copies(generated_rows, [*pool, *test], str(where))
     refuse_leaks([*pool, *test, *generated_rows])
     common = tuple(row for row in generated_rows if row.split != "test")
     generated_test = [row for row in generated_rows if row.split == "test"]
-    return Pools(common, pool, (*test, *generated_test), labelled_for)
+    return Pools(common, pool, (*test, *generated_test))
 
 
 def _own_examples(request: StudyRequest) -> list[Example]:
@@ -245,20 +240,6 @@ def _refuse_scarce(test: Sequence[Example], where: Path) -> None:
             got=f"{counts[1]} that violate, {counts[0]} that do not",
             remedy="Test on more rows with OPTIONS='--test 1000', or make the groups smaller",
         )
-
-
-def _rows_of(path: Path, rule: Rule) -> tuple[list[SourceRow], str | None]:
-    """The rows as rows of `rule`, and the other rule that they name. Raises GuardError."""
-    rows = list(read_rows(str(path)))
-    names = {str(row.fields["rule"]) for row in rows if "rule" in row.fields}
-    if len(names) > 1:
-        got = ", ".join(sorted(names))
-        raise GuardError("rows of several rules", where=path, got=got, remedy="Keep one rule's")
-    if not names or names == {rule.id}:
-        return rows, None
-    for row in rows:
-        row.fields.pop("rule", None)
-    return rows, names.pop()
 
 
 def _of_origin(example: Example, origin: Origin) -> Example:
@@ -321,8 +302,6 @@ def main() -> None:
     seeds = len({point.seed for point in study.points})
     sizes = ", ".join(f"{size:,}" for size in study.sizes)
     print(f"{study.kind} of {study.rule}: {sizes} rows, {seeds} seeds each")
-    if study.labelled_for:
-        print(f"  the rows are labelled for {study.labelled_for}")
 
 
 if __name__ == "__main__":

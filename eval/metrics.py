@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import binomtest
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from guard.errors import GuardError
@@ -57,15 +56,6 @@ def recall_at_fpr(labels: ArrayLike, logits: ArrayLike, max_fpr: float = 0.01) -
     # `max_fpr` may be among them
     false_positive_rate, recall, _ = roc_curve(labels, logits, drop_intermediate=False)
     return float(recall[false_positive_rate <= max_fpr].max())
-
-
-def mcnemar_exact_p(correct_a: ArrayLike, correct_b: ArrayLike) -> float:
-    """The two-sided exact p that two methods err equally often on the same examples (McNemar)."""
-    a, b = np.asarray(correct_a, dtype=bool), np.asarray(correct_b, dtype=bool)
-    only_a, only_b = int((a & ~b).sum()), int((b & ~a).sum())
-    if not only_a + only_b:
-        return 1.0
-    return float(binomtest(only_a, only_a + only_b, 0.5).pvalue)
 
 
 def standard_deviation(values: Sequence[float]) -> float | None:

@@ -38,14 +38,13 @@ class StudyPoint(Strict):
 
 class Study(Strict):
     """What is compared. `data` is the name of the file of rows, None: the rows of `make data`;
-    `path` is where it was, `labelled_for` the rule that its rows name, if another than `rule`.
+    `path` is where it was.
     """
 
     kind: StudyKind
     rule: str
     data: str | None
     path: str | None
-    labelled_for: str | None
     points: tuple[StudyPoint, ...]
 
     @property

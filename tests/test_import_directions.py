@@ -45,7 +45,6 @@ ROOMS = {
     "train/adapter": ("train/calibration", "train/head"),  # an adapter may answer by a head
     "train/prefix": ("train/adapter", "train/calibration", "train/head"),
     "train/encoder": ("train/adapter", "train/calibration", "train/head"),
-    "train/sweep": ("train/adapter", "train/prefix", "train/calibration"),
     "eval/judge": (),
     "eval/report": ("eval/judge",),
     "eval/study": ("eval/report", "eval/judge"),

@@ -200,7 +200,7 @@ def test_variables_reach_the_stages_from_the_shell_but_not_its_own_names() -> No
     assert commands("bench", NAME="machine") == commands("bench")
 
 
-VALUES = [("data", "RULE", "a, b"), ("compare", "DATA", "it's $rows.jsonl")]
+VALUES = [("data", "RULE", "a, b"), ("curve", "DATA", "it's $rows.jsonl")]
 VALUES += [("scan", "FILES", "logs/a$b.jsonl"), ("scan", "FILES", "*.jsonl.gz hub:a/b")]
 
 

@@ -197,13 +197,13 @@ class Debates:
         self, draft: ConversationDraft, transcript: Sequence[str], about: str
     ) -> dict[Leaning, Vote]:
         questions = []
-        for leaning in prompts.LEANINGS:
+        for leaning in prompts.PROMPTS.leanings:
             chat = prompts.judge(self.rule, draft, leaning, transcript)
             questions.append(self.paid.answer(Vote, chat, f"{about}/{leaning}"))
         # Both are waited for: an answer costs the same either way.
         answers = await asyncio.gather(*questions, return_exceptions=True)
         votes: dict[Leaning, Vote] = {}
-        for leaning, answer in zip(prompts.LEANINGS, answers, strict=True):
+        for leaning, answer in zip(prompts.PROMPTS.leanings, answers, strict=True):
             if isinstance(answer, BaseException):
                 raise answer
             votes[leaning] = answer

@@ -11,59 +11,26 @@ import re
 from collections.abc import Callable
 
 from data.generator.grammar import tidy
+from data.generator.words import WORDS
 
 Register = Callable[[str, random.Random], str]
 
-_NOT_INVERTED = r"\b(?! (?:i|you|he|she|it|we|they|this|that|there|people|companies)\b)"
-_EXPAND = (
-    (r"\bI'm\b", "I am"),
-    (r"\bcan't" + _NOT_INVERTED, "cannot"),
-    (r"\bwon't" + _NOT_INVERTED, "will not"),
-    (r"(?<!\bca)(?<!\bwo)n't" + _NOT_INVERTED, " not"),
-    (r"'ve\b", " have"),
-    (r"'ll\b", " will"),
-    (r"'re\b", " are"),
-    (r"\bI'd\b(?! better)", "I would"),
-    (r"\byou'd\b(?! better)", "you would"),
-    (r"\b(it|that|what|there|here|where|he|she)'s\b(?! (?:been|got|had))", r"\1 is"),
-)
-_CONTRACT = (
-    (r"\bI am(?= \w)", "I'm"),
-    (r"\bcannot\b", "can't"),
-    (r"\b(do|does|is|are|was|would|should|could) not\b", r"\1n't"),
-    (r"\bwill not\b", "won't"),
-    (r"\bI would\b", "I'd"),
-    (r"\b(I|you|they|we) have (?=\w+ed\b)", r"\1've "),
-)
-_CHAT = (
-    (r"\bplease\b", "pls"),
-    (r"\bthanks\b", "thx"),
-    (r"\bbecause\b", "cuz"),
-    (r"\bgoing to\b", "gonna"),
-    (r"\bwant to\b", "wanna"),
-    (r"\byou\b", "u"),
-    (r"\byour\b", "ur"),
-    (r"\btomorrow\b", "tmrw"),
-    (r"'", ""),
-    (r"\bI\b", "i"),
-)
-
 
 def formal(text: str, rng: random.Random) -> str:
-    for pattern, full in _EXPAND:
+    for pattern, full in WORDS.registers["expand"].items():
         text = re.sub(pattern, full, text, flags=re.IGNORECASE)
     return text[:1].upper() + text[1:]
 
 
 def relaxed(text: str, rng: random.Random) -> str:
-    for pattern, short in _CONTRACT:
+    for pattern, short in WORDS.registers["contract"].items():
         text = re.sub(pattern, short, text)
     return text
 
 
 def casual(text: str, rng: random.Random) -> str:
     text = text[:1].lower() + text[1:]
-    for pattern, short in _CHAT:
+    for pattern, short in WORDS.registers["chat"].items():
         if rng.random() < 0.5:
             text = re.sub(pattern, short, text)
     return text.rstrip(".")

@@ -28,6 +28,7 @@ class Words(Strict):
     master_keys: Lines
     irregular: dict[str, str]
     pronouns: dict[str, dict[str, str]]
+    registers: dict[str, dict[str, str]]
 
 
 WORDS = load(WORDS_FILE, Words)

@@ -170,28 +170,7 @@ def _with_flat_metrics(content: Any) -> Any:
     return flat
 
 
-NOTES = (
-    "- Accuracy in percent with its 95 % interval (bootstrap over seeds and groups, at least as "
-    "wide as Wilson's), with several seeds ± its standard deviation over them; (violating of all) "
-    "test examples after each rule.",
-    "- Intervals of AUROCs: bootstrap over seeds and groups; the difference to the bag of words is "
-    "paired, bold where its interval excludes 0. An AUROC of 1 has no width: no pair of rows was "
-    "in the wrong order.",
-    "- FPR on hard negatives: those are allowed rows that look like a violation, and 100 - "
-    "accuracy is their false-positive rate. Verdict flips under perturbation of the judged words "
-    "(instruction: judge-directed prompt injection): in percent, over all rules, of the weights "
-    "that are served.",
-    "- At the threshold: in percent, with 95 % intervals as for accuracy. The threshold, and with "
-    "it the largest rate that a rule states, is chosen on the validation split; confident: outside "
-    "the uncertainty band, beyond which at most 5 % were wrong there, on a conversation like the "
-    'validation rows; an "allow" only where hardly any of their violations has such a logit.',
-    "- ECE: expected calibration error of the probability; chance alone makes some of it, on 400 "
-    "examples of a perfect one about 0.04.",
-    "- All figures of methods are those of the served engine. Differences from PEFT are in the "
-    "verdict's logit, in nats.",
-    "- Bag of words: TF-IDF with logistic regression, no model; text, n-grams and strength are "
-    "chosen on the validation split. An AUROC near it shows no understanding.",
-)
+NOTES = Path(__file__).with_name("notes.md").read_text(encoding="utf-8").splitlines()
 WITHOUT_JUDGE = "without a judge: an encoder answers no rule that it was not trained for."
 
 

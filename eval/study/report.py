@@ -1,4 +1,4 @@
-"""A study's figures as JSON, Markdown and a picture."""
+"""A study's figures as JSON and Markdown."""
 
 from __future__ import annotations
 
@@ -7,17 +7,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-from matplotlib.figure import Figure
-
 from eval.answers import label_of
 from eval.report.tables import markdown_table
-from guard.files.atomic import atomic_write, save_figures
+from guard.files.atomic import save_figures
 from guard.files.yaml_file import Strict
 from guard.study import Origin, Study
-
-MARKERS = "ovD^PXs"
-SPREAD = 0.08  # between two methods' marks at one number of rows, in ticks
 
 
 class StudyFigure(Strict):
@@ -84,8 +78,6 @@ class StudyReport(Strict):
             for origin, count in self.tested.items()
         )
         source = self.study.data or "the rule's own rows"
-        if self.study.labelled_for:
-            source += f", labelled for {self.study.labelled_for}"
         return (
             f"{self.study.rule} on {self.model}, {source}. AUROC with 95 % intervals, bootstrap "
             f"over rows' groups and {seeds} seeds. Test rows: {rows}."
@@ -108,37 +100,5 @@ class StudyReport(Strict):
         return markdown_table(head, rows)
 
     def save(self, path: Path) -> None:
-        """Write `path`, the Markdown beside it, and the picture, each whole or not at all."""
-        self._draw(path.with_suffix(".png"))
+        """Write `path`, and the Markdown beside it, each whole or not at all."""
         save_figures(path, json.dumps(self.model_dump(mode="json"), indent=1), self.as_markdown())
-
-    def _draw(self, path: Path) -> None:
-        """The sizes side by side, a mark with its 95 % interval for each method. In a transfer a
-        dotted line is the method's AUROC on generated test rows, with the fewest real rows.
-        """
-        figure = Figure(figsize=(7.5, 4.8), dpi=150, layout="constrained")
-        axes = figure.add_subplot()
-        sizes = self.study.sizes
-        for rank, method in enumerate(self.methods):
-            figures = [self.figure(size, method) for size in sizes]
-            auroc = np.array([it.mean for it in figures])
-            low, high = np.array([it.ci95 for it in figures]).T
-            at = np.arange(len(sizes)) + SPREAD * (rank - (len(self.methods) - 1) / 2)
-            error = np.maximum(0, [auroc - low, high - auroc])
-            colour, marker = f"C{rank}", MARKERS[rank % len(MARKERS)]
-            axes.errorbar(
-                at, auroc, error, color=colour, marker=marker, capsize=3, label=label_of(method)
-            )
-            if self.study.kind == "transfer":
-                flattering = self.figure(sizes[0], method, "generated").mean
-                axes.axhline(flattering, color=colour, linestyle=":", linewidth=1)
-        x_label = "labelled rows, about a fifth of them for validation"
-        if self.study.kind == "transfer":
-            x_label = "real rows beside the generated ones (dotted: on generated test rows)"
-        axes.set_xticks(range(len(sizes)), [f"{size:,}" for size in sizes])
-        axes.set(xlabel=x_label, ylabel="AUROC on real test rows, 95 % interval")
-        axes.set_title(f"{self.study.rule} on {self.model}", fontsize=10)
-        axes.grid(linewidth=0.4, alpha=0.6)
-        axes.legend(fontsize=8)
-        with atomic_write(path) as part:
-            figure.savefig(part, format="png")

@@ -1,7 +1,7 @@
 """The report of a study: `python -m eval.study.run transfer --rule RULE --data FILE`.
 
 Every method and a bag of words of the same rows, on the same test rows -> AUROC with intervals,
-paired differences, a picture. The methods' logits are those that training kept, from plain PEFT or
+paired differences. The methods' logits are those that training kept, from plain PEFT or
 transformers; of aLoRAs on cached prefixes.
 """
 
@@ -68,8 +68,8 @@ Logits = dict[tuple[int, str], NDArray[np.float64]]  # by rows and method: [seed
 def report_study(
     folder: Path, recipes: Sequence[Recipe], rules: Path = RULES, name: str = ""
 ) -> StudyReport:
-    """Measure the study in `folder` and write its report as JSON, Markdown and a picture. The files
-    are called `name`, or after the recipes. Raises GuardError where something was not trained.
+    """Measure the study in `folder` and write its report as JSON and Markdown. The files are
+    called `name`, or after the recipes. Raises GuardError where something was not trained.
     """
     study = load_study(folder)
     rule = load_rule(study.rule, rules)
@@ -186,7 +186,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m eval.study.run",
         description="AUROC of every method and a bag of words at every point of a study. Writes "
-        "MODEL.{json,md,png} into the study's folder: of several models MODEL_MODEL, of one method "
+        "MODEL.{json,md} into the study's folder: of several models MODEL_MODEL, of one method "
         "MODEL_METHOD.",
     )
     add_study_arguments(parser)
@@ -198,7 +198,7 @@ def main() -> None:
     if args.method:
         name += f"_{args.method}"
     print(report_study(folder, recipes, name=name).as_markdown())
-    print(f"written: {folder / name}.json, .md and .png")
+    print(f"written: {folder / name}.json and .md")
 
 
 if __name__ == "__main__":

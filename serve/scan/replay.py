@@ -2,8 +2,9 @@
 
 Judges recorded conversations by two versions of a rule's weights in one engine, each conversation
 prefilled once for both, and reports which verdicts flip. It is a scan by two adapters a rule: what
-is cut off at any point goes on where it was. There are no labels, so it says what changes, not what
-is better: `make compare` does. Exit status: 2 for what cannot be replayed.
+is cut off at any point goes on where it was. Without labels it says what changes, not what is
+better. Exit status: 1 if B is worse on labelled rows than chance explains, 2 for what cannot be
+replayed (by make: 2 for either).
 
 Its page `replay.html` quotes stored conversations, so it is as confidential as they are.
 """
@@ -12,8 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from guard.method import METHODS
 from serve.scan.command import add_scan_options, judge_all
 from serve.scan.flips import ReplayTally, Row
 from serve.scan.parts import PartFolder, ScanManifest, delete_scan, manifest_of
-from serve.scan.sources import find_sources, names_of, read_source
+from serve.scan.sources import StoredConversation, find_sources, names_of, read_source
 from serve.scan.versions import RuleVersion, VersionPair, Versions, find_versions, replayed_parts
 
 LAST_TURNS, LAST_CHARACTERS = 4, 600  # what is shown of a conversation, and of each turn
@@ -81,8 +83,8 @@ def page(
 
 SHOWN = 50  # flips of a rule that the report lists
 REPORT, PAGE = "replay.json", "replay.html"
-NO_LABELS = (
-    "This page quotes recorded conversations. It has no labels: a flip says that A and B disagree, "
+QUOTES = (
+    "This page quotes recorded conversations. Without a label a flip says that A and B disagree, "
     "not which of them is right."
 )
 CARD_FACTS = ("method", "version", "rule_text", "threshold", "temperature", "bias", "seed")
@@ -141,7 +143,7 @@ class ReplayReport:
             self.manifest.check_source(source)
         rules = [(pair, self.tallies[pair.rule]) for pair in self.versions.pairs]
         title = f"Replay: {self.conversations:,} conversations, A against B"
-        return page(title, [NO_LABELS, *self._left_out()], rules, texts)
+        return page(title, [QUOTES, *self._left_out()], rules, texts)
 
     def save(self, folder: Path) -> None:
         """Write `replay.html` and `replay.json`, each whole or not at all. Raises as `as_html`."""
@@ -162,12 +164,25 @@ class ReplayReport:
 def report_replay(folder: PartFolder, versions: Versions, shown: int) -> ReplayReport:
     """Read all parts of a finished replay. Raises GuardError where a part is broken."""
     tallies = {pair.rule: ReplayTally(shown) for pair in versions.pairs}
+    labelled = _labelled(folder.manifest.sources)
     conversations = 0
     for rows in _conversations(folder):
         conversations += 1
         for pair in versions.pairs:
-            tallies[pair.rule].add(rows[pair.a.name], rows[pair.b.name])
+            a, b = rows[pair.a.name], rows[pair.b.name]
+            stored = labelled.get((a["source"], a["row"]))
+            tallies[pair.rule].add(a, b, stored.label_for(pair.rule) if stored else None)
     return ReplayReport(folder.manifest, conversations, versions, tallies)
+
+
+def _labelled(sources: Iterable[str]) -> dict[Place, StoredConversation]:
+    """The conversations with a label, without their text."""
+    labelled: dict[Place, StoredConversation] = {}
+    for source in sources:
+        for stored in read_source(source):
+            if stored.label is not None:
+                labelled[source, stored.number] = replace(stored, messages=())
+    return labelled
 
 
 def _conversations(folder: PartFolder) -> Iterator[dict[str, Row]]:
@@ -237,6 +252,7 @@ def main() -> None:
     report.save(out)
     print(report.as_text())
     print(f"written: {out / REPORT}, {out / PAGE}")
+    sys.exit(int(any(tally.is_regression for tally in report.tallies.values())))
 
 
 if __name__ == "__main__":

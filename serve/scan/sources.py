@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from glob import glob
 from io import BufferedReader
@@ -36,7 +36,8 @@ class StoredConversation:
     """A row: its source and number there, from 0, its `id` if it has one, and its conversation, or
     the `problem` that it has none.
 
-    `read_bytes`: of its file, as it lies on the disk, so many are read by now.
+    `read_bytes`: of its file, as it lies on the disk, so many are read by now. `label`: 1 where
+    the row says that it violates the rule `labelled_for`, or any rule where it names none.
     """
 
     source: str
@@ -45,6 +46,11 @@ class StoredConversation:
     messages: tuple[Message, ...]
     problem: str = ""
     read_bytes: int = 0
+    label: int | None = None
+    labelled_for: str = ""
+
+    def label_for(self, rule: str) -> int | None:
+        return self.label if self.labelled_for in ("", rule) else None
 
 
 RawRow = tuple[Any, str, int]  # its fields, what is wrong with it, and the bytes read by now
@@ -116,12 +122,23 @@ def read_source(source: str) -> Iterator[StoredConversation]:
                 messages = _conversation(fields)
             except GuardError as error:
                 problem = str(error)
-        identity = ""
-        if isinstance(fields, dict):
-            stored_id = fields.get("id")
-            if stored_id is not None:
-                identity = _escaped(str(stored_id))
-        yield StoredConversation(source, number, identity, messages, _escaped(problem), read_bytes)
+        stated = fields if isinstance(fields, dict) else {}
+        label = stated.get("label")
+        yield StoredConversation(
+            source,
+            number,
+            _text_of(stated, "id"),
+            messages,
+            _escaped(problem),
+            read_bytes,
+            int(label) if label in (0, 1) else None,
+            _text_of(stated, "rule"),
+        )
+
+
+def _text_of(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name)
+    return "" if value is None else _escaped(str(value))
 
 
 def _conversation(fields: Any) -> tuple[Message, ...]:

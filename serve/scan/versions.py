@@ -150,7 +150,7 @@ def _pair(a: Path, b: Path) -> VersionPair:
             "the two adapters are on different bases: no prefill serves both",
             where=b,
             got=" and ".join(bases),
-            remedy="Compare their verdicts on labelled rows instead: make compare",
+            remedy="`make eval MODEL=…,…` puts two bases side by side",
         )
     return VersionPair(
         rule, RuleVersion(f"{rule}@A", a, card_a), RuleVersion(f"{rule}@B", b, card_b)

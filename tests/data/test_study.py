@@ -214,19 +214,6 @@ def test_a_row_of_a_transfer_that_is_a_generated_one_is_refused(tmp_path: Path) 
     assert not asked.runs.root.exists()
 
 
-def test_rows_of_another_rule_are_taken_and_those_of_several_refused(tmp_path: Path) -> None:
-    asked, path = request(tmp_path, sizes=(20,), seeds=(0,)), tmp_path / "rows.jsonl"
-    write_rows(path, rule="medical_advice")
-    assert build_study(asked).labelled_for is None
-    write_rows(path, rule="no_doses")
-    study = build_study(asked)
-    assert study.labelled_for == "no_doses"
-    assert {row.rule for row in rows_of(asked, study.points[0])["test"]} == {"medical_advice"}
-    path.write_text(path.read_text().replace('"no_doses"', '["mixed"]', 1))
-    with pytest.raises(GuardError, match=r"several rules.*\['mixed'\], no_doses"):
-        build_study(asked)
-
-
 def test_too_few_rows_to_draw_and_a_file_that_is_not_there_are_refused(tmp_path: Path) -> None:
     with pytest.raises(GuardError, match=r"no such file.*\.jsonl"):
         build_study(request(tmp_path))

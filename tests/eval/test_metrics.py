@@ -14,7 +14,6 @@ from eval.metrics import (
     auroc_estimate,
     bootstrap_mean_difference,
     drawn_seed_weights,
-    mcnemar_exact_p,
     recall_at_fpr,
     weighted_auroc,
     wilson_interval,
@@ -41,14 +40,6 @@ def test_recall_at_one_percent_fpr_allows_two_in_two_hundred() -> None:
     # A positive and a negative tied at each step: one straight line with a point every 0.005.
     steps = np.arange(200.0).repeat(2)
     assert recall_at_fpr([1, 0] * 200, -steps) == pytest.approx(0.01)
-
-
-def test_mcnemar_is_the_binomial_test_on_discordant_pairs() -> None:
-    a = [1] * 10 + [0] * 2 + [1] * 50
-    b = [0] * 10 + [1] * 2 + [1] * 50
-    assert mcnemar_exact_p(a, b) == pytest.approx(binomtest(2, 12, 0.5).pvalue)
-    assert mcnemar_exact_p(a, b) == mcnemar_exact_p(b, a)
-    assert mcnemar_exact_p(a, a) == 1.0
 
 
 def _rule(values: list[list[int]], groups: list[int] | None = None) -> Outcomes:

@@ -66,7 +66,7 @@ def test_a_study_reads_back_and_a_missing_or_broken_one_names_what_writes_it(
     tmp_path: Path,
 ) -> None:
     points = tuple(StudyPoint(rows=rows, seed=seed) for rows in (50, 20) for seed in (0, 3))
-    names = {"kind": "curve", "rule": "toy", "data": None, "path": None, "labelled_for": None}
+    names = {"kind": "curve", "rule": "toy", "data": None, "path": None}
     study = Study.model_validate(names | {"points": points})
     study.save(tmp_path / "new")
     assert load_study(tmp_path / "new") == study

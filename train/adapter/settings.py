@@ -25,54 +25,28 @@ from train.job import Job
 # The arguments of LoraConfig that stand for low-rank updates of an unchanged base: vLLM serves
 # nothing else.
 SERVED = {
-    "r",
-    "lora_alpha",
-    "use_rslora",
-    "rank_pattern",
-    "alpha_pattern",
-    "lora_dropout",
-    "init_lora_weights",
-    "target_modules",
-    "exclude_modules",
-    "layers_to_transform",
-    "layers_pattern",
-    "fan_in_fan_out",
+    *("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "lora_dropout"),
+    *("init_lora_weights", "target_modules", "exclude_modules", "layers_to_transform"),
+    *("layers_pattern", "fan_in_fan_out"),
 }
 # The other initialisations change the base's weights.
 SERVED_INITS = (True, False, "gaussian", "orthogonal")
 # What training on cached prefixes reads of the trainer's settings (train/prefix/member.py); any
 # other setting would be ignored silently.
 ALORA_READS = {
-    "learning_rate",
-    "weight_decay",
-    "max_grad_norm",
-    "num_train_epochs",
-    "max_steps",
-    "save_steps",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "lr_scheduler_type",
-    "lr_scheduler_kwargs",
-    "warmup_steps",
-    "optim",
-    "optim_args",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
+    *("learning_rate", "weight_decay", "max_grad_norm", "num_train_epochs", "max_steps"),
+    *("save_steps", "per_device_train_batch_size", "gradient_accumulation_steps"),
+    *("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args"),
+    *("adam_beta1", "adam_beta2", "adam_epsilon"),
 }
 # What training on an encoder reads of the trainer's settings (train/encoder/trainer.py).
 ENCODER_READS = (ALORA_READS | {"eval_steps"}) - {"save_steps", "gradient_accumulation_steps"}
 NOT_OUR_LOSS = (
-    "label_smoothing_factor",
-    "loss_type",
-    "assistant_only_loss",
-    "completion_only_loss",
-    "use_liger_kernel",
+    *("label_smoothing_factor", "loss_type", "assistant_only_loss", "completion_only_loss"),
+    *("use_liger_kernel",),
 )
 POSITIVE = (
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "num_train_epochs",
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs"),
     "eval_steps",
 )
 # Schedules that need a metric, which training does not give them.

@@ -59,12 +59,13 @@ def traffic(tmp_path: Path) -> Path:
     return file
 
 
-def replay(
-    monkeypatch: pytest.MonkeyPatch, versions: list[Path], traffic: Path, *more: str
-) -> None:
+def replay(monkeypatch: pytest.MonkeyPatch, versions: list[Path], traffic: Path, *more: str) -> Any:
+    """The command's exit status."""
     named = [*map(str, versions), "--files", str(traffic), "--runs", str(traffic.parent)]
     monkeypatch.setattr("sys.argv", ["replay", *named, "--rows-a-part", "8", *more])
-    main()
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
 
 
 @pytest.mark.slow
@@ -86,7 +87,7 @@ def test_a_replay_prefills_once_for_both_and_reports_what_peft_says(
             yield engine
 
     monkeypatch.setattr("serve.scan.command.open_engines", opened)
-    replay(monkeypatch, versions, traffic)
+    assert replay(monkeypatch, versions, traffic) == 0
     assert computed[2] == computed[1] + len(prompts().suffix_ids(text_of("mild")))
     done, out = capsys.readouterr().out, traffic.parent / "replay"
     assert f"{ROWS} conversations" in done and "verdicts that flip" in done
@@ -143,6 +144,31 @@ def test_of_a_source_that_has_changed_or_a_part_that_lost_rows_there_is_no_repor
         report_replay(folder, found, 50)
 
 
+def test_a_labelled_row_counts_for_its_rule_and_a_worse_b_fails_the_command(
+    versions: list[Path],
+    traffic: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = [json.loads(line) for line in traffic.read_text().splitlines()]
+    labels = [{"label": 1, "rule": "mild"}] * 10 + [{"label": 0, "rule": "stern"}] * 20
+    labels += [{"label": "no"}] * 10
+    stored = [json.dumps(row | label) for row, label in zip(rows, labels, strict=True)]
+    traffic.write_text("\n".join(stored))
+    folder, pairs = finished_replay(versions, traffic)
+    tally = report_replay(folder, pairs, 50).tallies["mild"]
+    assert (tally.counts["labelled"], tally.counts["right_a"], tally.counts["right_b"]) == (
+        10,
+        10,
+        0,
+    )
+    assert {flip.label for flip in tally.flips} == {None, 1}
+    monkeypatch.setattr("serve.scan.command.open_engines", lambda _: pytest.fail("it starts"))
+    assert replay(monkeypatch, versions, traffic) == 1
+    assert "beyond chance" in capsys.readouterr().out
+    assert "row 0, label 1" in (folder.folder / "replay.html").read_text()
+
+
 def test_what_cannot_be_replayed_is_found_before_an_engine_starts(
     versions: list[Path],
     traffic: Path,
@@ -153,9 +179,7 @@ def test_what_cannot_be_replayed_is_found_before_an_engine_starts(
     nowhere = traffic.parent / "nowhere"
 
     def refused(versions: list[Path], files: Path = traffic, *more: str) -> str:
-        with pytest.raises(SystemExit) as ended:
-            replay(monkeypatch, versions, files, *more)
-        assert ended.value.code == 2
+        assert replay(monkeypatch, versions, files, *more) == 2
         return capsys.readouterr().err
 
     assert "no such folder" in refused([versions[0], nowhere])
@@ -306,6 +330,36 @@ def test_each_direction_and_each_side_is_counted() -> None:
     assert text["verdicts that flip"].startswith("3 (60.00 %, 95 % interval ")
     assert "least -0.400" in text["p(B) - p(A)"] and "most +0.800" in text["p(B) - p(A)"]
     assert text["unjudged: it does not fit"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("wrong_by_b", "wrong_by_a", "is_regression"),
+    [
+        ({1: 10}, {}, True),
+        # Of six p is .031, below .05 and above a third of it: three looks have one chance.
+        ({1: 6}, {}, False),
+        ({}, {1: 10}, False),
+        # A gain on one label makes no loss good on the other.
+        ({0: 20}, {1: 20}, True),
+    ],
+)
+def test_b_is_worse_where_chance_does_not_explain_what_it_lost(
+    wrong_by_b: dict[int, int], wrong_by_a: dict[int, int], is_regression: bool
+) -> None:
+    tally = ReplayTally(50)
+    for label in (0, 1):
+        right, wrong = (0.9, 0.1) if label else (0.1, 0.9)
+        for number in range(wrong_by_b.get(label, 0)):
+            tally.add(row(number, right), row(number, wrong), label)
+        for number in range(wrong_by_a.get(label, 0)):
+            tally.add(row(number, wrong), row(number, right), label)
+    assert tally.facts()["is_regression"] == is_regression
+    said = "beyond chance" if is_regression else "not beyond chance"
+    assert tally.as_text()["B is worse"] == said
+    unjudged = ReplayTally(50)
+    for number in range(10):
+        unjudged.add(row(number, 0.9), row(number, None), 1)
+    assert unjudged.is_regression, "no verdict is a wrong verdict"
 
 
 def test_the_interval_is_exact_and_of_nothing_says_nothing() -> None:

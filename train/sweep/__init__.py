@@ -1,1 +1,0 @@
-"""Settings of one rule against each other."""
