@@ -25,7 +25,7 @@ QUICK ?=##   1: the coarse grid of make serve and of the benchmarks; for make te
 FORCE ?=##   1: do a stage again although nothing changed
 NAME ?=##   for make rule: the new rule's name; for make bench: which benchmark
 POLICY ?=##   for make rule: what is forbidden, in a sentence
-FILES ?=##   for make scan and replay: files, folders, patterns (.jsonl, .jsonl.gz, .parquet) or hub:ORG/NAME, separated by blanks
+FILES ?=##   for make scan, replay and verify: files, folders, patterns (.jsonl, .jsonl.gz, .parquet) or hub:ORG/NAME, separated by blanks
 PORT ?=##   for make up: by default 8000
 REPLICAS ?=##   for make up: servers behind one address, on Ray: 2, or 1-4 for as many as the load needs (docs/replicas.md)
 CENTURION_HOME ?=##   the folder of your own rules, recipes and runs, laid out as the checkout (docs/commands.md); by default the checkout
@@ -54,7 +54,10 @@ HOST ?=##   for make up: the address to listen on, by default 127.0.0.1
 WATCH ?=##   1: make up serves what is published or rolled back in seconds, without a restart
 RULESETS ?=##   for make up: a YAML file of named rule sets (docs/rule_sets_and_tenants.md)
 TENANTS ?=##   for make up: a YAML file of tenants, their keys, rule sets and limits (docs/rule_sets_and_tenants.md)
-AUDIT ?=##   for make up: a file that gets a line of JSON for every check, without content
+AUDIT ?=##   for make up: a file that gets a receipt for every check, without content; for make verify: such files in their order
+AUDITKEY ?=##   for make up: a PEM file, the Ed25519 private key that signs AUDIT
+KEY ?=##   for make verify: its public or private key; without it the chain alone is verified
+AGAIN ?=##   for make verify: AGAIN=1 judges the conversations of FILES again, by the versions that judged them
 TRACES ?=##   for make up: an OTLP receiver for traces, http://collector:4318
 TLSCERT ?=##   for make up: a PEM file, the server's certificates; TLSKEY= its key
 TLSKEY ?=##   for make up: a PEM file, the private key of TLSCERT
@@ -63,7 +66,7 @@ TIMEOUT ?=##   for make up: seconds that a check may take, by default 60
 PLAN ?=##   for make plan: a plan of recipes/plans or a YAML file, by default tiny_here
 SCALEDOWN ?=##   for REPLICAS=1-4: seconds of less load until a replica ends, by default 600
 MERGED ?=##   for make up: MERGED=1 serves the one rule of RULE from the base that make merge has put its LoRA into
-OPTIONS ?=##   for make bench, plan, scan, replay, transfer, curve and fuzz: further options, quoted; make bench NAME=fleet OPTIONS=--help lists them
+OPTIONS ?=##   for make bench, plan, scan, replay, verify, transfer, curve and fuzz: further options, quoted; make bench NAME=fleet OPTIONS=--help lists them
 MINUTES ?=##   for make fuzz: by default 10
 DEVICE ?=##   cpu or cuda; otherwise what .venv was built for, and for a new one nvidia-smi decides
 device := $(or $(DEVICE),$(shell cat .venv/device 2>/dev/null),$(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu))
@@ -78,7 +81,7 @@ as_they_stand := POLICY DATA UNLABELLED A B FILES OUT WHY
 $(foreach variable,$(as_they_stand),$(eval override $(variable) := $$(value $(variable))))
 export $(as_they_stand)
 
-.PHONY: help help-all all rule data train eval serve up scan rules publish rollback test mode plan calibrate test-gpu-path replay transfer curve sweep bench merge fuzz doctor setup check format clean
+.PHONY: help help-all all rule data train eval serve up scan rules publish rollback test mode verify plan calibrate test-gpu-path replay transfer curve sweep bench merge fuzz doctor setup check format clean
 
 commands := awk -F ' *\#\#   ' '/^[a-z-]+:.*\#\#/ { sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, $$2 }'
 variables := awk -F ' *\#\#   ' '/^[A-Z_]+ \?=.*\#\#/ { sub(/ \?= */, "=", $$1); printf "  %-22s %s\n", $$1, $$2 }'
@@ -152,7 +155,7 @@ up: $(ready) $(if $(REPLICAS),$(cluster)) ##   the guardrail server, in the fore
 	$(python) -m serve.up --model $(MODEL) $(call option,rules,$(served_rules)) $(call option,method,$(METHOD)) $(call flag,merged,$(MERGED)) \
 		$(call option,replicas,$(REPLICAS)) $(call option,scale-down,$(SCALEDOWN)) $(call option,host,$(host)) $(call option,port,$(PORT)) $(call option,timeout,$(TIMEOUT)) \
 		$(call flag,watch,$(WATCH)) $(call option,rule-sets,$(RULESETS)) $(call option,tenants,$(TENANTS)) \
-		$(call option,audit-log,$(AUDIT)) $(call option,traces,$(TRACES)) \
+		$(call option,audit-log,$(AUDIT)) $(call option,audit-key,$(AUDITKEY)) $(call option,traces,$(TRACES)) \
 		$(call option,tls-cert,$(TLSCERT)) $(call option,tls-key,$(TLSKEY)) $(call option,tls-client-ca,$(TLSCA))
 
 scan: $(ready) ##   FILES="logs/*.jsonl" -> every stored conversation judged by every rule trained by its method, or those of RULE; resumable -> runs/scan
@@ -175,6 +178,9 @@ test: $(ready) $(if $(filter-out 0,$(QUICK)),,$(clients) $(cluster)) ##   all te
 # For experts.
 mode: $(ready) ##   RULE= MODE=shadow WHY="look first" -> the version trained last is judged and does not decide; canary:10%, off; VERSION=champion
 	$(python) -m serve.versions mode --mode '$(MODE)' $(a_version)
+
+verify: $(ready) ##   AUDIT="audit.jsonl.1 audit.jsonl" KEY=key.pem -> whether the receipts hold; FILES=: which are of these conversations; AGAIN=1
+	$(python) -m serve.verify --audit '$(AUDIT)' $(call option,key,$(KEY)) $(if $(FILES),--files "$$FILES") $(call flag,again,$(AGAIN)) $(OPTIONS)
 
 plan: $(ready) ##   what a deployment costs: checks a second, p95 with queueing, memory, replicas, dollars -> table, runs/plan.json (first make bench NAME=calibrate)
 	$(python) -m serve.plan.run $(call option,plan,$(PLAN)) $(OPTIONS)

@@ -6,15 +6,25 @@ import os
 import socket
 from pathlib import Path
 
+from guard.errors import GuardError
 from serve.api.observe.audit import AuditLog
+from serve.api.observe.receipts import ReceiptKey
 from serve.api.observe.record import Observer
 
 
-def open_observers(audit_log: Path | None, traces: str | None) -> list[Observer]:
-    """The observers that were asked for. Raises GuardError if a file cannot be opened."""
+def open_observers(
+    audit_log: Path | None, traces: str | None, audit_key: Path | None = None
+) -> list[Observer]:
+    """The observers that were asked for. Raises GuardError if a file cannot be used."""
     asked_for: list[Observer] = []
+    key = ReceiptKey.read(audit_key) if audit_key else None
     if audit_log is not None:
-        asked_for.append(AuditLog(_process_path(audit_log)))
+        asked_for.append(AuditLog(_process_path(audit_log), key))
+    elif key is not None:
+        remedy = "Name it with --audit-log (AUDIT=)"
+        raise GuardError(
+            "a key signs an audit log, and there is none", got=audit_key, remedy=remedy
+        )
     if traces is not None:
         from serve.api.observe.traces import Traces  # OpenTelemetry, which nothing else needs
 

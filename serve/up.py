@@ -66,7 +66,7 @@ def main() -> None:
     rule_sets = _rule_sets(arguments.rule_sets, parts)
     tenants = _tenants(arguments.tenants, rule_sets)
     tls = tls_settings(arguments.tls_cert, arguments.tls_key, arguments.tls_client_ca)
-    observers = open_observers(arguments.audit_log, arguments.traces)
+    observers = open_observers(arguments.audit_log, arguments.traces, arguments.audit_key)
     options = ServedOptions(
         parts,
         arguments.timeout,
@@ -74,6 +74,7 @@ def main() -> None:
         tenants,
         arguments.audit_log,
         arguments.traces,
+        audit_key=arguments.audit_key,
         source=RegisteredRollouts(selection, parts),
     )
     running = _cluster_app

@@ -38,6 +38,7 @@ def parse_arguments() -> argparse.Namespace:
         help="a file that gets a line of JSON for every check; "
         "{hostname} and {pid} in its name are filled in",
     )
+    add("--audit-key", type=Path, help="an Ed25519 private key in PEM that signs the audit log")
     add("--traces", help="an OTLP receiver for spans, over HTTP: http://collector:4318")
     watch = "serve a version as soon as it is published or rolled back to"
     add("--watch", action="store_true", help=watch)

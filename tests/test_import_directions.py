@@ -52,7 +52,7 @@ ROOMS = {
     "serve/client": (),
     "serve/policy": (),
     "serve/tenants": (),
-    "serve/api/formats": ("serve/policy", "serve/api/input"),
+    "serve/api/formats": ("serve/policy", "serve/api/input", "serve/api/observe"),
     "serve/api/input": ("serve/policy",),
     "serve/api/observe": ("serve/policy",),
     "serve/scan": ("serve/engine/backends",),

@@ -166,9 +166,13 @@ STAGES = {
         "serve.up --model tiny --rules 'a,b' --merged --replicas '1-4' --scale-down '60' "
         "--host '0.0.0.0'"
     ],
-    "up RULESETS=s.yaml TENANTS=t.yaml AUDIT=a TRACES=http://c:1 TLSCERT=c TLSKEY=k TLSCA=a": [
+    "up RULESETS=s.yaml TENANTS=t.yaml AUDIT=a AUDITKEY=k TRACES=http://c:1 TLSCERT=c "
+    "TLSKEY=k TLSCA=a": [
         "serve.up --model tiny --rule-sets 's.yaml' --tenants 't.yaml' --audit-log 'a' "
-        "--traces 'http://c:1' --tls-cert 'c' --tls-key 'k' --tls-client-ca 'a'"
+        "--audit-key 'k' --traces 'http://c:1' --tls-cert 'c' --tls-key 'k' --tls-client-ca 'a'"
+    ],
+    "verify 'AUDIT=a b' KEY=k FILES=c AGAIN=1": [
+        "serve.verify --audit 'a b' --key 'k' --files \"$FILES\" --again"
     ],
     "scan FILES=a OUT=there": [f'{SCAN} --out "$OUT"'],
     "replay A=a B=b FILES=c METHOD=lora FORCE=1": [

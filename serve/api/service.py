@@ -7,12 +7,15 @@ or those of others (`serve/cluster/service.py`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple, Self
 
 from fastapi import Request
@@ -21,12 +24,18 @@ from starlette.exceptions import HTTPException
 from guard.conversation.chat import says_nothing, unread_parts
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.weights.card import Card
+from guard.weights.card import Card, read_card
 from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
 from serve.api.errors import Unjudged
 from serve.api.input.limits import TEXTS_AT_ONCE
-from serve.api.observe.record import CheckRecord, Observer, Purpose
+from serve.api.observe.record import (
+    CheckRecord,
+    ContentHasher,
+    Observer,
+    Purpose,
+    StreamRecord,
+)
 from serve.api.rollouts import Assignment, SettledCheck
 from serve.api.session import SESSION_HEADER, conversation_key
 from serve.engine import Check, Refusal
@@ -168,8 +177,14 @@ class CheckService(ABC):
         rules = question.rule_set.rules
         facts = replace(request.scope["facts"], tenant=caller.tenant and caller.tenant.name)
         cards = _served(caller.catalogue, rules)
-        purpose = question.purpose
-        record = CheckRecord(facts, question.rule_set, cards, time.time(), purpose=purpose)
+        record = CheckRecord(
+            facts,
+            question.rule_set,
+            cards,
+            time.time(),
+            purpose=question.purpose,
+            content_hash=self._content_hash(messages),
+        )
         clock = time.perf_counter()  # from before the wait for room
         try:
             async with _room(request):
@@ -187,9 +202,34 @@ class CheckService(ABC):
         decision = question.rule_set.decide(rulings_of(check), question.metadata or {})
         decided_by = [name for name in decision.decided_by if name not in check.undecided]
         decision = decision._replace(decided_by=tuple(decided_by))
-        record = replace(record, check=check, decision=decision, said=settled.said)
+        others = [*_served(caller.catalogue, rules).values(), *self._trial_cards(settled)]
+        record = replace(
+            record, check=check, decision=decision, said=settled.said, other_cards=others
+        )
         self._watch_trials(self._tell(record, clock), settled.conversation)
         return DecidedCheck(check, decision)
+
+    def _content_hash(self, messages: Sequence[Message]) -> str:
+        """The hash of the observer that has a key; empty without one."""
+        for observer in self._observers:
+            if isinstance(observer, ContentHasher):
+                return observer.content_hash(messages)
+        return ""
+
+    def _trial_cards(self, settled: SettledCheck) -> list[Card]:
+        """The cards of the versions on trial that judged."""
+        cards: list[Card] = []
+        for said in settled.said:
+            rollout = self.rollouts.get(said.rule)
+            if said.is_trial and rollout is not None and rollout.trial is not None:
+                with contextlib.suppress(GuardError):  # its folder is gone
+                    cards.append(_card_in(rollout.trial.folder, rollout.trial.version))
+        return cards
+
+    def tell_stream(self, record: StreamRecord) -> None:
+        """Tell the observers of a stream that is over."""
+        for observer in self._observers:
+            observer.streamed(record)
 
     async def _judged(
         self, request: Request, messages: Sequence[Message], question: Question
@@ -383,6 +423,12 @@ async def _room(request: Request) -> AsyncIterator[None]:
         except TimeoutError:
             raise too_late() from None
         yield
+
+
+@functools.lru_cache
+def _card_in(folder: Path, version: str) -> Card:
+    """The card of a version, read once."""
+    return read_card(folder)
 
 
 def _served(catalogue: Catalogue, rules: Sequence[str]) -> dict[str, Card]:

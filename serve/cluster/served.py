@@ -35,6 +35,7 @@ class ServedOptions:
     tenants: Tenants | None = None
     audit_log: Path | None = None
     traces: str | None = None
+    audit_key: Path | None = None
     log: Path | None = None
     source: RolloutSource = field(default_factory=RolloutSource)  # the ingress's: it alone writes
 
@@ -66,6 +67,7 @@ class ServedOptions:
         """
         if self.log is not None:
             log_into(self.log)
+        observers = open_observers(self.audit_log, self.traces, self.audit_key)
 
         def start(last: Mapping[str, Path] | None) -> list[GuardEngine]:
             """Start the engines on what was served last, at first on `folders`."""
@@ -79,6 +81,6 @@ class ServedOptions:
             self.timeout_s,
             rule_sets=self.rule_sets,
             tenants=self.tenants,
-            observers=open_observers(self.audit_log, self.traces),
+            observers=observers,
         )
         return ServedApp(app, engine.close)

@@ -68,4 +68,4 @@ def test_logrotate_takes_the_audit_log_and_a_new_one_begins(tmp_path: Path) -> N
     log.checked(record())
     log.close()
     for file in (audit_log, tmp_path / "audit.jsonl.1"):
-        assert len(file.read_text(encoding="utf-8").splitlines()) == 1
+        assert len(file.read_text(encoding="utf-8").splitlines()) == 2  # and what judged

@@ -47,6 +47,7 @@ class ToyEngine:
             model="tiny",
             method="alora",
             merged_revision=None,
+            model_dump=lambda **_: {},  # for the audit log
         )
         self.logits = logits or {}
         self.rules = dict.fromkeys(self.logits or ("crash", "fine"), card)

@@ -16,6 +16,7 @@ while it writes; `serve.client` is for clients that cannot. Knows nothing of oth
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
@@ -38,6 +39,7 @@ from serve.api.input.limits import MAX_CHARACTERS
 from serve.api.input.limits import STREAM_PATH as PATH
 from serve.api.input.lines import BodyLines
 from serve.api.input.strict_json import NOT_UNICODE, TOO_DEEP, TooManyValues, read_body
+from serve.api.observe.record import Ending, StreamRecord
 from serve.api.service import CheckService, DecidedCheck
 from serve.api.wire_format import WireFormat
 from serve.engine import Check, Refusal
@@ -110,7 +112,7 @@ class GrowingReply:
         self.is_ended = False
         self.characters = 0
         self._checked = ""  # the text that a check has seen
-        self._released = 0  # characters of it
+        self.released = 0  # characters of it
         self._expect_new()
 
     def _expect_new(self) -> None:
@@ -175,10 +177,10 @@ class GrowingReply:
         end = self.checked_characters
         if not self.is_ended:
             end -= self._opening.hold_back
-        if ruling is not Ruling.ALLOW or end <= self._released:
+        if ruling is not Ruling.ALLOW or end <= self.released:
             return ""
-        text = self._checked[self._released : end]
-        self._released = end
+        text = self._checked[self.released : end]
+        self.released = end
         return text
 
 
@@ -208,6 +210,14 @@ class CheckedStream(Response):
         self._lines = lines
         self._opening = opening
         self._reply = GrowingReply(opening)
+        self._began_s = time.time()
+        self._rule_set = check.asked(opening, request).rule_set
+        self._judged = 0  # characters of the reply that a check has judged
+        self._ruling = Ruling.UNJUDGED  # the last check's
+        self._ending: Ending = "cut_off"  # unless something else ends it
+        self._failure: Code | None = None
+        self._is_cut = False  # the body, before its end
+        self._is_told = False
         self._line_number = 1  # of those that are not empty; the first is the opening
         self._is_sse = EVENTS in request.headers.get("accept", "")
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
@@ -224,7 +234,28 @@ class CheckedStream(Response):
                 await send({"type": "http.response.body", "body": body, "more_body": True})
         finally:
             self._lines.close()
+            self._tell(self._ending)
         await send({"type": "http.response.body", "body": b""})
+
+    def _tell(self, ending: Ending) -> None:
+        """Tell the observers, once, that the stream is over."""
+        if self._is_told:
+            return
+        self._is_told = True
+        caller, reply = Caller.of(self._request), self._reply
+        tenant = caller.tenant and caller.tenant.name
+        record = StreamRecord(
+            request=replace(self._request.scope["facts"], tenant=tenant),
+            rule_set=self._rule_set,
+            began_s=self._began_s,
+            ending=ending,
+            failure=self._failure,
+            came=reply.characters,
+            judged=self._judged,
+            released=reply.released,
+            ruling=self._ruling,
+        )
+        self._service.tell_stream(record)
 
     async def _events(self) -> AsyncIterator[StreamEvent | StreamEnd]:
         """All lines of the answer; whatever fails is the last of them."""
@@ -232,13 +263,19 @@ class CheckedStream(Response):
             async for event in self._checks():
                 yield event
         except HTTPException as error:
-            yield _unjudged(error.detail, code_of(error))
+            yield self._failed(error.detail, code_of(error))
         except GuardError as error:
             if not self._lines.is_gone:
-                yield _unjudged(engine_failure(error), code_of(error))
+                yield self._failed(engine_failure(error), code_of(error))
         except Exception as error:  # the status was sent long ago
             log.error("a stream failed", exc_info=error)
-            yield _unjudged(SERVER_FAILED, "engine_failed")
+            yield self._failed(SERVER_FAILED, "engine_failed")
+
+    def _failed(self, message: str, code: Code) -> StreamEnd:
+        self._failure = code
+        if not self._is_cut:
+            self._ending = "failed"
+        return StreamEnd(release="", judgement=check.error_body(422, message, code))
 
     async def _checks(self) -> AsyncIterator[StreamEvent | StreamEnd]:
         reply = self._reply
@@ -254,18 +291,22 @@ class CheckedStream(Response):
                 continue
             ruling = decided.decision.ruling
             if ruling is Ruling.VIOLATION:
+                self._tell("violation")
                 yield self._end("", decided)
                 return
             yield self._event(reply.checked(ruling), decided)
         if decided is None or reply.checked_characters < reply.characters:
             decided = await self._check()
-        yield self._end(reply.checked(decided.decision.ruling), decided)
+        release = reply.checked(decided.decision.ruling)
+        self._tell("end")
+        yield self._end(release, decided)
 
     async def _take(self) -> None:
         """Append the next lines that came. Raises HTTPException where the body is cut off."""
         line = await self._lines.next()
         while True:
             self._line_number += 1
+            self._is_cut = line is None
             self._reply.take(_read(StreamPiece, line, f"line {self._line_number}"))
             if not self._lines.has_more:
                 break
@@ -279,7 +320,11 @@ class CheckedStream(Response):
         request = Request(scope, self._lines.until_gone)
         question = check.asked(self._opening, self._request)
         question = replace(question, within=self._opening.conversation)
-        return await self._service.check(request, self._reply.conversation, question)
+        decided = await self._service.check(request, self._reply.conversation, question)
+        self._ruling = decided.decision.ruling
+        if self._ruling is not Ruling.UNJUDGED:
+            self._judged = self._reply.characters
+        return decided
 
     def _event(self, release: str, decided: DecidedCheck) -> StreamEvent:
         verdicts = decided.check.verdicts
@@ -306,10 +351,6 @@ class CheckedStream(Response):
         if self._is_sse:
             line = f"data: {line}\n"
         return f"{line}\n".encode()
-
-
-def _unjudged(message: str, code: Code) -> StreamEnd:
-    return StreamEnd(release="", judgement=check.error_body(422, message, code))
 
 
 def _read(kind: type[Line], line: bytes | None, where: str) -> Line:

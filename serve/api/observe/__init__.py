@@ -1,4 +1,5 @@
 """What operators look at: metrics, an audit log, traces, and a server log, none with content.
 
-An observer is a class with `checked` and `close` (`record.Observer`), given to `create_app`.
+An observer is a class with `checked`, `streamed` and `close` (`record.Observer`), given to
+`create_app`.
 """

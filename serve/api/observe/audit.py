@@ -1,4 +1,5 @@
-"""The audit log: a line of JSON for every check, with which rules said what, and no content.
+"""The audit log: a receipt for every check and stream, and for every version that judges; with
+which rules said what, and no content.
 
 Knows nothing of what was checked: not its text, its length, or the reasons for which a rule could
 not judge it.
@@ -6,51 +7,122 @@ not judge it.
 
 from __future__ import annotations
 
-import json
+import contextlib
+import fcntl
+import glob
 import os
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.verdict import Verdict
-from guard.weights.card import rule_of
-from serve.api.observe.record import CheckRecord, JudgedVersion
+from guard.weights.card import Card, rule_of
+from serve.api.observe.receipts import ChainEnd, ReceiptKey, chain_end, sealed
+from serve.api.observe.record import CheckRecord, JudgedVersion, StreamRecord
+
+DESCRIBED = (  # of a card: which weights judge, on which base, by whose rows and what calibration
+    *("rule", "rule_hash", "model", "method", "base", "base_revision", "files", "data_hash"),
+    *("test_sha256", "prompt_hash", "answer_hash", "temperature", "bias", "threshold"),
+    "uncertainty_band",
+)
+UNKNOWN = -1  # a size that no file has
 
 
 class AuditLog:
-    """Appends to a file; an Observer. A file that is renamed, as logrotate does, is left behind,
-    and the next line begins a new one.
+    """Appends to a file; an Observer, and with a key a ContentHasher.
+
+    Several processes may share the file: each holds its lock while it writes. A file that is
+    renamed, as logrotate does, is left behind, and the next line begins a new one, which goes on
+    with the chain. So does the line behind one that was cut off, with the last whole one.
 
     Raises GuardError if it cannot be opened. A line that cannot be written is an error of its
     check: what leaves no trace is not answered.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, key: ReceiptKey | None = None) -> None:
         self._path = path
+        self._key = key
+        self._end = ChainEnd()
+        self._size = UNKNOWN  # of the file as this process left it
+        self._described: set[str] = set()  # the versions that it described in this file
         try:
             self._file = self._opened()
         except OSError as error:
             remedy = "Name a file that can be written"
             raise GuardError(f"no audit log: {error}", where=path, remedy=remedy) from error
 
+    def content_hash(self, messages: Sequence[Message]) -> str:
+        return self._key.content_hash(messages) if self._key else ""
+
     def checked(self, record: CheckRecord) -> None:
-        if not self._is_in_place():
-            renamed, self._file = self._file, self._opened()
-            renamed.close()
-        line = json.dumps(_line(record), ensure_ascii=False, allow_nan=False)
-        content = f"{line}\n".encode()
-        if (written := self._file.write(content)) != len(content):
-            self._file.write(b"\n")  # a line that was cut off must not spoil the next
-            raise OSError(f"the audit log took {written} of {len(content)} bytes")
+        self._append(_line(record), record.judging())
+
+    def streamed(self, record: StreamRecord) -> None:
+        self._append(_stream_line(record))
 
     def close(self) -> None:
         self._file.close()
 
+    def _append(self, line: dict[str, Any], judging: Sequence[Card] = ()) -> None:
+        with self._locked():
+            size = os.fstat(self._file.fileno()).st_size
+            content, end = self._followed(size)
+            new = {card.version: card for card in judging if card.version not in self._described}
+            for card in new.values():
+                receipt, end = sealed(_card_line(card, line["time"]), end, self._key)
+                content += receipt
+            receipt, end = sealed(line, end, self._key)
+            content += receipt
+            self._size = UNKNOWN
+            if (written := self._file.write(content)) != len(content):
+                raise OSError(f"the audit log took {written} of {len(content)} bytes")
+            self._size, self._end = size + written, end
+            self._described |= new.keys()
+
+    def _followed(self, size: int) -> tuple[bytes, ChainEnd]:
+        """What ends a line that was cut off, and the receipt that the next one follows."""
+        if size == self._size:
+            return b"", self._end
+        if not size:
+            self._described.clear()
+            return b"", self._renamed_end()
+        is_cut = os.pread(self._file.fileno(), 1, size - 1) != b"\n"
+        return b"\n" * is_cut, chain_end(self._file) or self._renamed_end()
+
+    def _renamed_end(self) -> ChainEnd:
+        """The last receipt of the files that had this name before."""
+        ends = [self._end]
+        for path in self._path.parent.glob(f"{glob.escape(self._path.name)}?*"):
+            with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:
+                fcntl.flock(file, fcntl.LOCK_EX)  # another process may be at its last line
+                ends.append(chain_end(file) or ChainEnd())
+        return max(ends)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the file that has the name now. No other one is held meanwhile: whoever waits for
+        this one may hold that.
+        """
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            while not self._is_in_place():
+                self._end = chain_end(self._file) or self._end
+                renamed, self._file = self._file, self._opened()
+                renamed.close()
+                self._size = UNKNOWN
+                self._described.clear()
+                fcntl.flock(self._file, fcntl.LOCK_EX)
+            yield
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
     def _opened(self) -> FileIO:
-        # Unbuffered, a line is one write at the end: several servers may share the file.
-        return self._path.open("ab", buffering=0)
+        # Unbuffered, what is appended is one write at the end.
+        return self._path.open("a+b", buffering=0)
 
     def _is_in_place(self) -> bool:
         try:
@@ -59,10 +131,38 @@ class AuditLog:
             return False
 
 
+def _time(began_s: float) -> str:
+    return datetime.fromtimestamp(began_s, UTC).isoformat(timespec="milliseconds")
+
+
+def _card_line(card: Card, time: str) -> dict[str, Any]:
+    described = card.model_dump(mode="json", include=set(DESCRIBED))
+    return {"kind": "version", "time": time, "version": card.version, **described}
+
+
+def _stream_line(record: StreamRecord) -> dict[str, Any]:
+    return {
+        "kind": "stream",
+        "time": _time(record.began_s),
+        "request_id": record.request.request_id,
+        "tenant": record.request.tenant,
+        "format": record.request.wire_format,
+        "rule_set": record.rule_set.name,
+        "verdict": record.verdict,
+        "ending": record.ending,
+        "failure": record.failure,
+        "came": record.came,
+        "judged": record.judged,
+        "released": record.released,
+        "held": record.came - record.released,
+    }
+
+
 def _line(record: CheckRecord) -> dict[str, Any]:
     request = record.request
     line: dict[str, Any] = {
-        "time": datetime.fromtimestamp(record.began_s, UTC).isoformat(timespec="milliseconds"),
+        "kind": "check",
+        "time": _time(record.began_s),
         "request_id": request.request_id,
         "tenant": request.tenant,
         "format": request.wire_format,
@@ -73,6 +173,8 @@ def _line(record: CheckRecord) -> dict[str, Any]:
         "failure": record.failure,
         "latency_ms": round(record.latency_s * 1000, 1),
     }
+    if record.content_hash:
+        line["content"] = record.content_hash
     check = record.check
     if check is not None:
         line["rules"] = [_rule_line(record, verdict) for verdict in check.verdicts]

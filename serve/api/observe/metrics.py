@@ -15,7 +15,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from guard.weights.card import Card
-from serve.api.observe.record import CheckRecord
+from serve.api.observe.record import CheckRecord, StreamRecord
 from serve.engine.codes import CODES
 from serve.engine.thread.engine_thread import EngineThread
 
@@ -89,6 +89,8 @@ class Metrics:
         for rule, refusal in record.check.refused.items():
             self._verdicts.labels(rule, "unjudged").inc()
             self._unjudged.labels(refusal.code).inc()
+
+    def streamed(self, record: StreamRecord) -> None: ...
 
     def close(self) -> None: ...
 

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from serve.api.observe.record import CheckRecord
+from serve.api.observe.record import CheckRecord, StreamRecord
 from serve.engine import Check
 
 SPAN = "guard.check"
@@ -48,6 +48,8 @@ class Traces:
         if record.check is not None:
             _add_rules(span, record.check, ended_ns)
         span.end(ended_ns)
+
+    def streamed(self, record: StreamRecord) -> None: ...
 
     def close(self) -> None:
         self._provider.shutdown()

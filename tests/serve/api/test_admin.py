@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -87,7 +88,8 @@ def test_the_rule_answers_by_its_new_weights_and_no_old_block_is_read(
     before = client.get("/v1/rules").json()[0]["version"]
     # One digest names the version everywhere.
     assert before == load_card(trained.folder).version
-    assert json.loads((tmp_path / "audit.jsonl").read_text())["rules"][0]["version"] == before
+    version, line = map(json.loads, (tmp_path / "audit.jsonl").read_text().splitlines())
+    assert version["version"] == line["rules"][0]["version"] == before
     named = f'guard_rule_info{{rule="{RULE}",version="{before}"}} 1.0'
     assert named in client.get("/metrics").text
     for number in (1, 0):
@@ -125,6 +127,10 @@ def test_a_shadow_is_judged_and_audited_and_its_gate_takes_it_back(
         said, decided = json.loads(audit.read_text().splitlines()[-1])["on_trial"]
         assert said["p_violation"] == pytest.approx(p_candidate, abs=TOLERANCE)
         assert (said["version"], said["decides"]) == (trial.version, False)
+        described = re.findall(
+            r'"kind": "version", "time": "[^"]*", "version": "(\w+)"', audit.read_text()
+        )
+        assert sorted(described) == sorted([trial.version, load_card(champion).version])
         assert (decided["version"], decided["decides"]) == (load_card(champion).version, True)
         assert [rule["rule"] for rule in client.get("/v1/rules").json()] == [RULE]
         counted = f'version="{trial.version}",mode="shadow",decides="false"'.split(",")

@@ -80,14 +80,11 @@ def test_the_output_layer_of_a_bfloat16_base_computes_in_float32(make_job: MakeJ
     assert not torch.equal(found, found.bfloat16().double())
     head = model.get_output_embeddings()
     states: list[torch.Tensor] = []
-    hook = head.register_forward_hook(lambda _, inputs, output: states.append(inputs[0][:, -1]))
-    with torch.inference_mode():
-        for prompt in prompts:
-            model(torch.tensor([prompt.token_ids]), logits_to_keep=1)
+    hook = head.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0][:, -1]))
+    alone = [verdict_logits(model, [prompt], builder)[0] for prompt in prompts]
     hook.remove()
     columns = head.weight[[builder.yes_id, builder.no_id]].double()
     yes, no = (torch.cat(states).double() @ columns.T).unbind(1)
-    alone = [verdict_logits(model, [prompt], builder)[0] for prompt in prompts]
     assert alone == pytest.approx((yes - no).tolist(), abs=1e-5)
     assert head.weight.dtype == torch.bfloat16 and not head._forward_hooks
 

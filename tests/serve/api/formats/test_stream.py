@@ -9,21 +9,25 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from httpx import Client
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guard.conversation.example import Message
 from serve.api.app import create_app
 from serve.api.formats.stream import GrowingReply, StreamPiece, StreamRequest
 from serve.api.input.lines import LINES_AHEAD, BodyLines
+from serve.api.observe.audit import AuditLog
+from serve.api.observe.record import StreamRecord
 from serve.engine.refusals import Overloaded
 from serve.engine.thread.engine_thread import EngineThread
 from serve.policy.ruling import Ruling
+from tests.serve.api.observe.toy_record import Records
 from tests.serve.api.streaming import OpenStream, open_stream, streamed
 from tests.serve.cards import RULE_TEXTS, prompts
 from tests.serve.client.censor import ASKED, Censor
@@ -220,6 +224,61 @@ def test_a_client_that_is_gone_has_no_checks_under_way(
     wait_until(lambda: not censor.open, 30)  # a check may take a minute
     counted = 'guard_check_failures_total{code="caller_gone"} 1.0'
     wait_until(lambda: counted in censored.get("/metrics").text)
+
+
+def test_a_stream_has_one_receipt_and_no_unjudged_character_stands_under_an_allow(
+    censor: Censor,
+) -> None:
+    records = Records()
+    pieces_sent = st.sampled_from(["Yes.", " and on", " cannot be judged", " forbidden.", ""])
+
+    @given(st.lists(pieces_sent), st.integers(0, 9), st.booleans())
+    @settings(max_examples=50, deadline=None)
+    def holds(pieces: list[str], hold_back: int, is_cut: bool) -> None:
+        lines: list[object] = [{"append": piece} for piece in pieces]
+        if not is_cut:
+            lines.append({"end": True})
+        *_, last = events = exchanged(client, lines, hold_back=hold_back)
+        stream = records.streams.pop()
+        assert not records.streams
+        assert stream.released == sum(len(event["release"]) for event in events)
+        assert stream.released <= stream.judged <= stream.came <= len("".join(pieces))
+        assert stream.verdict == last["judgement"]["verdict"]
+        if stream.verdict == "allow":
+            assert stream.judged == stream.came == stream.released
+        elif is_cut and stream.verdict == "unjudged":
+            assert (stream.ending, stream.failure) == ("cut_off", "request_refused")
+
+    with serving(create_app(censor, observers=[records])) as client:
+        holds()
+
+
+def test_a_receipt_says_how_a_stream_ended_and_without_one_there_is_no_allow(
+    censor: Censor, tmp_path: Path
+) -> None:
+    def full(record: StreamRecord) -> None:
+        raise OSError("the disk is full")
+
+    audit = tmp_path / "audit.jsonl"
+    log = AuditLog(audit)
+    with serving(create_app(censor, observers=[log])) as client:
+        exchanged(client, [{"append": "Yes. It is"}, {"end": True}], hold_back=2)
+        exchanged(client, [{"append": "so forbidden."}])
+        exchanged(client, [{"append": "Yes."}], ["nonsense"])
+        log.streamed = full  # type: ignore[method-assign]
+        (last,) = exchanged(client, [{"append": "Yes.", "end": True}])
+    assert (last["release"], last["judgement"]["verdict"]) == ("", "unjudged")
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    keys = ("verdict", "ending", "came", "judged", "released", "held")
+    streams = [line for line in lines if line["kind"] == "stream"]
+    assert [tuple(line[key] for key in keys) for line in streams] == [
+        ("allow", "end", 10, 10, 10, 0),
+        ("violation", "violation", 13, 13, 0, 13),
+        ("unjudged", "failed", 4, 4, 4, 0),
+    ]
+    kinds = [line["kind"] for line in lines]
+    assert kinds[:5] == ["version", "check", "stream", "check", "stream"]
+    assert "forbidden" not in audit.read_text()
 
 
 @pytest.mark.slow

@@ -35,10 +35,11 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 LINE = (
-    '{"time": "2023-11-14T22:13:20.250+00:00", "request_id": "request-1", "tenant": "shop", '
-    '"format": "check", "rule_set": "support", "verdict": "violation", "decided_by": ["flagged"], '
-    '"purpose": "answer", "failure": null, "latency_ms": 125.0, "rules": [{"rule": "flagged", '
-    '"version": "0123abcd", "p_violation": 0.75, "threshold": 0.5, "verdict": "violation", '
+    '{"kind": "check", "time": "2023-11-14T22:13:20.250+00:00", "request_id": "request-1", '
+    '"tenant": "shop", "format": "check", "rule_set": "support", "verdict": "violation", '
+    '"decided_by": ["flagged"], "purpose": "answer", "failure": null, "latency_ms": 125.0, '
+    '"rules": [{"rule": "flagged", "version": "0123abcd", "p_violation": 0.75, "threshold": 0.5, '
+    '"verdict": "violation", '
     '"confident": true}, {"rule": "fine", "version": "0123abcd", "p_violation": 0.45, '
     '"threshold": 0.5, "verdict": "allow", "confident": false}], "unjudged": {"broken": "nan"}, '
     '"cached_tokens": 30, "computed_tokens": 12}'
@@ -51,8 +52,9 @@ def test_a_line_says_which_weights_said_what_when_and_to_whom(tmp_path: Path) ->
     log.checked(record())
     log.checked(record(failure="too_late"))
     log.close()
-    assert path.read_text().splitlines()[0] == LINE
-    failed = lines(path)[1]
+    version, line, _ = path.read_text().splitlines()
+    assert line.startswith(LINE[:-1]) and json.loads(version)["kind"] == "version"
+    failed = lines(path)[2]
     assert (failed["verdict"], failed["failure"]) == ("unjudged", "too_late")
     assert "rules" not in failed and MARKER not in path.read_text()
 
@@ -75,7 +77,8 @@ def test_a_file_that_is_rotated_is_left_behind_and_without_one_checks_fail(tmp_p
     path.rename(tmp_path / "audit.jsonl.1")
     log.checked(record())
     log.checked(record())
-    assert len(lines(tmp_path / "audit.jsonl.1")) == 1 and len(lines(path)) == 2
+    assert len(lines(tmp_path / "audit.jsonl.1")) == 2 and len(lines(path)) == 3
+    assert [line["kind"] for line in lines(path)] == ["version", "check", "check"]  # told anew
     path.unlink()
     path.mkdir()
     with pytest.raises(OSError, match="directory"):
@@ -83,7 +86,7 @@ def test_a_file_that_is_rotated_is_left_behind_and_without_one_checks_fail(tmp_p
     path.rmdir()
     log.checked(record())
     log.close()
-    assert len(lines(path)) == 1
+    assert len(lines(path)) == 2
 
 
 def test_a_line_that_was_cut_off_is_an_error_and_spoils_no_other(tmp_path: Path) -> None:
@@ -105,8 +108,9 @@ def test_a_line_that_was_cut_off_is_an_error_and_spoils_no_other(tmp_path: Path)
     log._file = whole
     log.checked(record())
     log.close()
-    cut_off, good = (tmp_path / "audit.jsonl").read_text().splitlines()
-    assert len(cut_off) == 10 and json.loads(good)["tenant"] == "shop"
+    cut_off, version, good = (tmp_path / "audit.jsonl").read_text().splitlines()
+    assert len(cut_off) == 10 and json.loads(version)["number"] == 1
+    assert json.loads(good)["tenant"] == "shop"
 
 
 def test_a_span_has_the_check_s_time_verdict_and_rules_and_its_caller_for_a_parent() -> None:
@@ -156,7 +160,7 @@ def test_every_check_over_http_has_its_line_and_its_span_and_no_content(
         client.post("/v1/moderations", json={"input": [MARKER, MARKER]})
         client.post("/v1/check", json={"messages": secret, "rules": [MARKER]})  # no check
         traces.close()
-    _, written, *moderated = lines(path)
+    written, *moderated = [line for line in lines(path) if line.get("kind") == "check"]
     assert [line["format"] for line in (written, *moderated)] == ["check", *["moderations"] * 2]
     assert written["request_id"] == first.headers["x-request-id"]
     assert written["verdict"] == first.json()["verdict"] == "violation"

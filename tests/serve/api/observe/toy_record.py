@@ -6,14 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from guard.verdict import Verdict
-from serve.api.observe.record import CheckRecord, RequestFacts
+from serve.api.observe.record import CheckRecord, RequestFacts, StreamRecord
 from serve.engine import Check, Refusal
 from serve.policy.logic import Decision
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling
 
 MARKER = "marker-7f3a9c"  # stands in what is checked, and must stand nowhere else
-CARD: Any = SimpleNamespace(version="0123abcd")
+CARD: Any = SimpleNamespace(version="0123abcd", model_dump=lambda **_: {"rule": "flagged"})
 CHECK = Check(
     verdicts=(
         Verdict("flagged", 1.0, 0.75, 0.5),
@@ -49,10 +49,14 @@ class Records:
 
     def __init__(self) -> None:
         self.kept: list[CheckRecord] = []
+        self.streams: list[StreamRecord] = []
         self.is_closed = False
 
     def checked(self, record: CheckRecord) -> None:
         self.kept.append(record)
+
+    def streamed(self, record: StreamRecord) -> None:
+        self.streams.append(record)
 
     def close(self) -> None:
         self.is_closed = True
