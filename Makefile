@@ -33,6 +33,7 @@ export CENTURION_HOME
 # For experts.
 WHY ?=##   for make publish, rollback and mode: the reason, which is kept
 VERSION ?=##   for make publish, rollback and mode: a version's alias or the beginning of its id, as make rules prints it
+MLFLOW ?=##   for make push and pull: the address of an MLflow server, as http://host:5000
 MODE ?=##   for make mode: enforce, shadow, canary:10% or off
 TESTS ?=##   for make test: files or options for pytest
 MAX_FPR ?=##   for make calibrate: the share of allowed conversations that may be flagged
@@ -81,7 +82,7 @@ as_they_stand := POLICY DATA UNLABELLED A B FILES OUT WHY
 $(foreach variable,$(as_they_stand),$(eval override $(variable) := $$(value $(variable))))
 export $(as_they_stand)
 
-.PHONY: help help-all all rule data train eval serve up scan rules publish rollback test mode verify plan calibrate test-gpu-path replay transfer curve sweep bench merge fuzz doctor setup check format clean
+.PHONY: help help-all all rule data train eval serve up scan rules publish rollback test mode push pull verify plan calibrate test-gpu-path replay transfer curve sweep bench merge fuzz doctor setup check format clean
 
 commands := awk -F ' *\#\#   ' '/^[a-z-]+:.*\#\#/ { sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, $$2 }'
 variables := awk -F ' *\#\#   ' '/^[A-Z_]+ \?=.*\#\#/ { sub(/ \?= */, "=", $$1); printf "  %-22s %s\n", $$1, $$2 }'
@@ -144,7 +145,8 @@ host := $(if $(filter command,$(origin HOST)),$(HOST))
 own_rule := $(if $(filter command environment,$(origin RULE)),$(RULE))
 # Without a RULE of the user's, or with all: every rule that is trained by the served method.
 served_rules := $(if $(filter-out all,$(own_rule)),$(own_rule))
-a_version = $(call option,rule,$(own_rule)) --model $(MODEL) $(call option,method,$(METHOD)) $(call option,version,$(VERSION)) --why "$$WHY"
+versions_of = $(call option,rule,$(own_rule)) --model $(MODEL) $(call option,method,$(METHOD)) $(call option,version,$(VERSION))
+a_version = $(versions_of) --why "$$WHY"
 
 # Threads that spin for long wait at every product for a core that another process has.
 ifndef OMP_WAIT_POLICY
@@ -178,6 +180,12 @@ test: $(ready) $(if $(filter-out 0,$(QUICK)),,$(clients) $(cluster)) ##   all te
 # For experts.
 mode: $(ready) ##   RULE= MODE=shadow WHY="look first" -> the version trained last is judged and does not decide; canary:10%, off; VERSION=champion
 	$(python) -m serve.versions mode --mode '$(MODE)' $(a_version)
+
+push: $(ready) ##   RULE= MLFLOW=http://host:5000 -> the champion, or VERSION=3f2a, kept in MLflow's model registry
+	$(python) -m serve.versions push --mlflow '$(MLFLOW)' $(versions_of)
+
+pull: $(ready) ##   RULE= MLFLOW=http://host:5000 -> MLflow's champion, or VERSION=7, registered as make train would
+	$(python) -m serve.versions pull --mlflow '$(MLFLOW)' $(versions_of)
 
 verify: $(ready) ##   AUDIT="audit.jsonl.1 audit.jsonl" KEY=key.pem -> whether the receipts hold; FILES=: which are of these conversations; AGAIN=1
 	$(python) -m serve.verify --audit '$(AUDIT)' $(call option,key,$(KEY)) $(if $(FILES),--files "$$FILES") $(call flag,again,$(AGAIN)) $(OPTIONS)

@@ -101,6 +101,7 @@ class Rule(Strict):
     # "generator", a .jsonl/.csv path or "hub:<data set>"; "generator+" before these: both
     data: str = "generator"
     gate: Gate = Gate()
+    approvals: int = Field(default=1, ge=1, le=9)  # of different people, before a version is served
 
     @field_validator("title", "policy")
     @classmethod

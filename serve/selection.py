@@ -20,11 +20,14 @@ from guard.method import METHODS, method_named
 from guard.recipe import Recipe, load_recipe
 from guard.weights.card import CARD, Card, check_rule, read_card
 from serve.engine import GuardEngine
-from serve.engine.adapter import trained
+from serve.engine.adapter import Requirements, trained
 from serve.engine.engines import GuardEngines, model_of
 from serve.merge import MERGED, mergeable_method, merged_engine
+from serve.registry.change import PreparedChange, RolloutChange, prepared
+from serve.registry.history import RuleHistory, history
 from serve.registry.registry import RegisteredRule, Registry, publishing, user_name
-from serve.registry.rollout import Rollout, RolloutSource, TrialVersion
+from serve.registry.rollout import Rollout, TrialVersion
+from serve.registry.source import RolloutSource
 
 log = logging.getLogger(__name__)
 
@@ -202,6 +205,21 @@ class RegisteredRollouts(RolloutSource):
     def abort(self, served: Card, trial: TrialVersion, reason: str) -> None:
         rule, gate = RegisteredRule.of(served), "the rule's gate"
         self._registry.abort(rule, trial, actor=gate, reason=reason)
+
+    def history(self, served: Card) -> RuleHistory:
+        rule = RegisteredRule.of(served)
+        if self._registry.aliases(rule):
+            return history(self._registry, rule)
+        return RuleHistory()
+
+    def prepare(self, served: Card, change: RolloutChange) -> PreparedChange:
+        if self._selection.is_merged:
+            remedy = "Run `make merge` again, and start it anew"
+            raise GuardError("a merged base answers its rule as it is", remedy=remedy)
+        rule = RegisteredRule.of(served)
+        recipes = [part.recipe for part in self._parts if part.recipe.name == rule.model]
+        admit = Requirements.of(recipes[0]).admit
+        return prepared(self._registry, self._selection.runs, rule, change, admit)
 
 
 def open_engines(parts: Sequence[ServedPart]) -> GuardEngines:

@@ -1,26 +1,27 @@
-"""The registry from the command line: `make rules`, `publish`, `rollback` and `mode`."""
+"""The registry from the command line: `make rules` and what decides or exchanges versions."""
 
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
 
 from guard.arguments import comma_separated
 from guard.errors import GuardError, choose_from, exits_cleanly
 from guard.layout import Runs
 from guard.method import METHODS
 from guard.recipe import load_recipe
-from guard.rule import load_rule
-from guard.weights.card import CARD, check_rule, read_card
 from serve.engine.adapter import Requirements
-from serve.registry.registry import Alias, RegisteredRule, Registry, Version, user_name
-from serve.registry.rollout import ENFORCE, SHOWN_DIGITS, Mode, Rollout
+from serve.registry.change import PreparedChange, RolloutChange, prepared
+from serve.registry.history import RecordedVersion, history
+from serve.registry.mlflow import MlflowRegistry, model_name
+from serve.registry.registry import Alias, Event, RegisteredRule, Registry, user_name
+from serve.registry.rollout import ENFORCE, OFF, SHOWN_DIGITS, Mode
 from serve.selection import served_method
 
-COMMANDS = "list|publish|rollback|mode"
+COMMANDS = "list|publish|rollback|mode|push|pull"
+
+EXCHANGES = ("push", "pull")
 
 
 def listing(registry: Registry, rules: list[str] | None = None) -> str:
@@ -37,46 +38,28 @@ def listing(registry: Registry, rules: list[str] | None = None) -> str:
         got = ", ".join(sorted(missing)) or None
         raise GuardError("no versions", where=registry.file, got=got, remedy=remedy)
     for rule in found:
-        aliases: defaultdict[str, list[str]] = defaultdict(list)
-        for alias, version_id in registry.aliases(rule).items():
-            aliases[version_id].append(alias)
         lines.append(f"\n{rule.rule}, {METHODS[rule.method].label} on {rule.model}")
-        rollout = registry.rollout(rule)
-        for version in reversed(registry.versions(rule)):
-            lines.append(_line(version, ", ".join(aliases[version.id]), _mode(version, rollout)))
+        told = history(registry, rule)
+        lines += [_line(version, registry.folder(version.version)) for version in told.versions]
         if rules is not None:
-            lines += _events(registry, rule)
+            lines += [_event(event) for event in told.events]
     return "\n".join(lines)
 
 
-def _events(registry: Registry, rule: RegisteredRule) -> Iterator[str]:
-    """What happened to the rule, the first first."""
-    ids = {version.id for version in registry.versions(rule)}
-    for event in registry.events():
-        if event.version in ids:
-            what = f"{event.kind} {event.mode}".strip()
-            version = event.version[:SHOWN_DIGITS]
-            yield f"{event.at}  {event.actor}: {what} {version}, {event.reason}"
+def _event(event: Event) -> str:
+    what = f"{event.kind} {event.mode}".strip()
+    return f"{event.at}  {event.actor}: {what} {event.version[:SHOWN_DIGITS]}, {event.reason}"
 
 
-def _mode(version: Version, rollout: Rollout | None) -> str:
-    """Empty for what is as it is without a word: a champion that is enforced, another one off."""
-    if rollout is not None and rollout.trial is not None and version.id == rollout.trial.version:
-        return f"{rollout.trial.mode}, "
-    if rollout is not None and version.folder == rollout.folder and rollout.mode != ENFORCE:
-        return f"{rollout.mode}, "
-    return ""
-
-
-def _line(version: Version, alias: str, mode: str) -> str:
-    named = f"{version.id[:SHOWN_DIGITS]}  {alias:<9}"
-    where = f"{mode}{version.note}, {version.folder}"
-    try:
-        card = read_card(version.folder)
-    except GuardError as error:
-        return f"{named}  {error.problem}  {where}"
-    auroc = card.metrics.get("validation", {}).get("auroc", float("nan"))
-    return f"{named}  {card.threshold:9.3f}  {auroc:5.3f}  {where}"
+def _line(version: RecordedVersion, folder: Path) -> str:
+    named = f"{version.version[:SHOWN_DIGITS]}  {', '.join(version.aliases):<9}"
+    where = f"{version.note}, {folder}"
+    if version.mode not in (None, str(ENFORCE)):
+        where = f"{version.mode}, {where}"
+    if version.problem:
+        return f"{named}  {version.problem}  {where}"
+    auroc = float("nan") if version.auroc is None else version.auroc
+    return f"{named}  {version.threshold:9.3f}  {auroc:5.3f}  {where}"
 
 
 def named_rules(
@@ -93,40 +76,6 @@ def named_rules(
         remedy = "`make rules` lists all versions"
         raise GuardError(f"no rule has a {alias}", got=f"{method} on {model}", remedy=remedy)
     return found
-
-
-def candidate(registry: Registry, runs: Runs, rule: RegisteredRule) -> Version:
-    """What is to be published: what lies in the rule's folder, if that is no version yet, say
-    because it was trained elsewhere, or else the candidate. Raises GuardError if there is none.
-    """
-    folder = runs.adapter(*rule)
-    aliases = registry.aliases(rule)
-    wanted = aliases.get("candidate")
-    if (folder / CARD).is_file():
-        card = read_card(folder)
-        check_rule(card, rule.rule, folder)
-        if RegisteredRule.of(card) != rule:
-            problem, remedy = "weights of another base or method", "Put them into their own folder"
-            got = RegisteredRule.of(card)
-            raise GuardError(problem, where=folder, got=got, remedy=remedy)
-        known = {version.id for version in registry.versions(rule)} if aliases else set()
-        if card.version not in known:  # of others somebody has decided
-            wanted = registry.register(folder, actor=user_name(), note="found in its folder").id
-    if wanted is None:
-        registry.versions(rule)  # raises for a rule that has none
-        remedy = "Train it, or name a version with VERSION=; `make rules` lists them"
-        raise GuardError(f"{rule} has no candidate", remedy=remedy)
-    return registry.version(rule, wanted)
-
-
-def previous(registry: Registry, rule: RegisteredRule) -> Version:
-    """The champion before this one. Raises GuardError if there was none."""
-    version = registry.aliases(rule).get("previous")
-    if version is None:
-        registry.versions(rule)
-        remedy = "Name a version with VERSION=; `make rules` lists them"
-        raise GuardError(f"{rule} has no previous version", remedy=remedy)
-    return registry.version(rule, version)
 
 
 def _arguments() -> argparse.Namespace:
@@ -147,6 +96,8 @@ def _arguments() -> argparse.Namespace:
             "mode",
             "set for which share of conversations a version decides, by default the candidate",
         ),
+        ("push", "keep a version in an MLflow model registry, by default the champion"),
+        ("pull", "register a version of an MLflow model registry, by default its champion"),
     ):
         change = commands.add_parser(name, help=does)
         rules = "separated by commas; all: every rule that has such a version"
@@ -158,51 +109,70 @@ def _arguments() -> argparse.Namespace:
         if name == "mode":
             mode = "enforce, shadow, canary:10%% or off"
             change.add_argument("--mode", required=True, help=mode)
-        change.add_argument("--why", required=True, help="the reason, which is kept")
+        if name in EXCHANGES:
+            change.add_argument("--mlflow", required=True, help="the address of an MLflow server")
+        else:
+            change.add_argument("--why", required=True, help="the reason, which is kept")
         change.add_argument("--model", default="tiny", help="the base (default: tiny)")
         change.add_argument("--method", help=f"by default the served one: {', '.join(METHODS)}")
     return parser.parse_args()
 
 
-def change(arguments: argparse.Namespace, registry: Registry, runs: Runs) -> list[Version]:
-    """Publish or roll back the named rules or set their modes, all or none of them; the versions.
-    Raises GuardError for what the registry or a server would refuse.
+def decide(arguments: argparse.Namespace, registry: Registry, runs: Runs) -> Iterator[str]:
+    """Publish or roll back the named rules or set their modes, all or none of them; a line for each
+    rule. Raises GuardError for what the registry or a server would refuse.
     """
     recipe = load_recipe(arguments.model)
     method, requirements = served_method(recipe, arguments.method), Requirements.of(recipe)
-    back = arguments.command == "rollback"
-    mode = Mode.parse(arguments.mode) if arguments.command == "mode" else None
-    alias: Alias = "previous" if back else "candidate"
-    if arguments.version in get_args(Alias):
-        alias = arguments.version
-    chosen: list[Version] = []
-    for rule in named_rules(registry, arguments.rule, arguments.model, method, alias):
-        if arguments.version:
-            named = registry.aliases(rule).get(alias) if arguments.version == alias else None
-            version = registry.version(rule, named or arguments.version)
-        elif back:
-            version = previous(registry, rule)
+    change = RolloutChange(
+        action=arguments.command,
+        actor=user_name(),
+        reason=arguments.why,
+        version=arguments.version,
+        mode=Mode.parse(arguments.mode) if arguments.command == "mode" else OFF,
+    )
+    rules = named_rules(registry, arguments.rule, arguments.model, method, change.alias)
+    all_prepared = [prepared(registry, runs, rule, change, requirements.admit) for rule in rules]
+    for of_rule in all_prepared:
+        yield _carried_out(of_rule)
+
+
+def exchanged(arguments: argparse.Namespace, registry: Registry) -> Iterator[str]:
+    """Push versions of the named rules to MLflow, or pull them; a line for each rule. Raises
+    GuardError where either side refuses.
+    """
+    method = served_method(load_recipe(arguments.model), arguments.method)
+    server, named = MlflowRegistry(arguments.mlflow), arguments.version or "champion"
+    for rule in named_rules(registry, arguments.rule, arguments.model, method, "champion"):
+        if arguments.command == "pull":
+            pulled = server.pull(registry, rule, named)
+            yield f"{rule.rule}: registered {pulled.id[:SHOWN_DIGITS]}; `make rules` lists it"
         else:
-            version = candidate(registry, runs, rule)
-        requirements.admit(rule.rule, version.folder)  # or no server could start with it
-        chosen.append(version)
-    actor, why = user_name(), arguments.why
-    gates = {version.id: load_rule(version.rule.rule).gate for version in chosen if mode}
-    for version in chosen:
-        rule = version.rule
-        if mode is not None:
-            gate = gates[version.id]
-            registry.set_mode(rule, version.id, mode, gate=gate, actor=actor, reason=why)
-        elif registry.aliases(rule)["champion"] != version.id:
-            registry.publish(rule, version.id, actor=actor, reason=why, back=back)
-    return chosen
+            version = registry.version(rule, named)
+            number = server.push(registry, version)
+            name = version.id[:SHOWN_DIGITS]
+            yield f"{rule.rule}: {name} is version {number} of {model_name(rule)}"
 
 
-def _as_before(registry: Registry, champion: Version) -> str:
+def _carried_out(prepared: PreparedChange) -> str:
+    rule, change = prepared.version.rule.rule, prepared.change
+    name = prepared.version.id[:SHOWN_DIGITS]
+    approvals = prepared.carry_out()
+    if change.action == "mode":
+        return f"{rule}: the mode of {name} is {change.mode}"
+    if approvals < prepared.approvals:
+        return (
+            f"{rule}: {name} has {approvals} of {prepared.approvals} approvals, and is not served"
+        )
+    return f"{rule}: the champion is {name}{_as_before(prepared)}"
+
+
+def _as_before(prepared: PreparedChange) -> str:
     """A warning where the rule is not enforced, as it was not before either; or nothing."""
-    if mode := _mode(champion, registry.rollout(champion.rule)):
-        return f", {mode}as before: `make mode VERSION=champion MODE=enforce`"
-    return ""
+    if prepared.before.mode == ENFORCE:
+        return ""
+    mode = f"{prepared.before.mode}, as before"
+    return f", {mode}: `make mode VERSION=champion MODE=enforce`"
 
 
 @exits_cleanly
@@ -218,12 +188,12 @@ def main() -> None:
         last = registry.events()[-1]
         print(f"\n{last.number:,} events, the chain ends in {last.hash[:SHOWN_DIGITS]}")
         return
-    for version in change(arguments, registry, runs):
-        name = version.id[:SHOWN_DIGITS]
-        if arguments.command == "mode":
-            print(f"{version.rule.rule}: the mode of {name} is {Mode.parse(arguments.mode)}")
-        else:
-            print(f"{version.rule.rule}: the champion is {name}{_as_before(registry, version)}")
+    if arguments.command in EXCHANGES:
+        for line in exchanged(arguments, registry):
+            print(line)
+        return
+    for line in decide(arguments, registry, runs):
+        print(line)
     print("served in seconds with WATCH=1, else after POST /admin/rules/RULE or a restart")
 
 

@@ -1,8 +1,9 @@
 """Who may ask: the caller of every request, known by its key before the body is read.
 
-With tenants a check needs a tenant's key, and `/metrics` and `/admin/` need an administrator's. A
-key comes as `Authorization: Bearer KEY` or as `x-api-key: KEY`. Without tenants there is one
-caller. It may ask everything, and change rules from this machine. Knows nothing of what is asked.
+With tenants a check needs a tenant's key, and `/metrics` and `/admin/` need an admin's, whose role
+says what else it may (`acting`). A key comes as `Authorization: Bearer KEY` or as `x-api-key: KEY`.
+Without tenants there is one caller, who may ask everything, and administer from this machine. Knows
+nothing of what is asked.
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ from guard.conversation.example import Message
 from serve.api.calls import MAX_KEPT_CHARACTERS, CallsUnderWay
 from serve.api.catalogue import Catalogue
 from serve.api.input import limits
+from serve.registry.registry import user_name
+from serve.tenants.admin import Admin, Role
 from serve.tenants.tenant import Tenant, TenantLimits
-from serve.tenants.tenant_file import Admin, Tenants
+from serve.tenants.tenant_file import Tenants
 
 PUBLIC = ("/health", "/healthz", "/readyz", "/docs", "/redoc", "/openapi.json")
-METRICS, ADMIN = "/metrics", "/admin/"  # for administrators: the path, and a prefix
-LISTS = ("/v1/rules", "/v1/rule_sets")  # for administrators and tenants
+METRICS, ADMIN = "/metrics", "/admin/"  # for admins: the path, and a prefix
+LISTS = ("/v1/rules", "/v1/rule_sets")  # for admins and tenants
 PROXY_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 ADMIN_FROM_HERE = (
     "without tenants rules are changed from the server's own machine alone, and by no other site's "
-    "page there; a file of tenants (TENANTS=) has administrators' keys"
+    "page there; a file of tenants (TENANTS=) has admins' keys"
 )
 NO_KEY = "no key, or an unknown one: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
 # Starlette finds a route also by a path that ends with a line break; the rights here are by path.
@@ -41,8 +44,8 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 class Caller:
     """The sender of a request: what it may ask, and what it has under way.
 
-    `tenant` is None on a server without tenants. A tenant without a limit of its own has `shares`:
-    so many requests and streams at once, and as many checks in the engine as requests.
+    On a server with tenants it is a `tenant` or an `admin`. A tenant without a limit of its own has
+    `shares`: so many requests and streams at once, and as many checks in the engine as requests.
     """
 
     def __init__(
@@ -51,9 +54,11 @@ class Caller:
         tenant: Tenant | None = None,
         kept_characters: int = MAX_KEPT_CHARACTERS,
         shares: Mapping[limits.RequestKind, int] | None = None,
+        admin: Admin | None = None,
     ) -> None:
         self.catalogue = catalogue
         self.tenant = tenant
+        self.admin = admin
         self.limits = tenant.limits if tenant else TenantLimits()
         self.calls = CallsUnderWay(kept_characters)
         self.shares = shares or {}
@@ -163,7 +168,7 @@ class Access:
             raise HTTPException(401, NO_KEY, {"www-authenticate": "Bearer"})
         is_for_admins = path == METRICS or path.startswith(ADMIN)
         if isinstance(owner, Admin) and (is_for_admins or path in LISTS):
-            return self._everybody
+            return Caller(self._everybody.catalogue, admin=owner)
         if isinstance(owner, Admin) or is_for_admins:
             raise HTTPException(403, "not with this key: checks and administration have their own")
         caller = self._callers[owner.name]
@@ -171,6 +176,24 @@ class Access:
         if limit is not None:
             raise HTTPException(429, f"your limit is {limit} requests at once", limits.RETRY_AFTER)
         return caller
+
+
+def acting(request: Request, role: Role) -> str:
+    """The name of who asks for what needs this role. Without tenants whoever is on this machine has
+    every role. Raises HTTPException 403 for one without the role.
+    """
+    caller = Caller.of(request)
+    admin = caller.admin
+    if admin is None and caller.tenant is None:
+        if not _is_from_here(request.scope):
+            raise HTTPException(403, ADMIN_FROM_HERE)
+        admin = Admin(user_name(), "publisher")
+    if admin is None:
+        raise HTTPException(403, f"this needs an admin's key with the role {role}")
+    if not admin.may_act_as(role):
+        why = f"this needs the role {role}; the key of {admin.name} has the role {admin.role}"
+        raise HTTPException(403, why)
+    return admin.name
 
 
 def _is_from_here(scope: Scope) -> bool:

@@ -1,8 +1,15 @@
-"""What administrators ask.
+"""What admins ask, each by its role.
 
-    GET    /admin/rules          the versions that judge, and their modes
-    POST   /admin/rules/{rule}   serve it by its champion of now; also a new rule
-    DELETE /admin/rules/{rule}   serve it no longer
+    GET    /admin/rules                   the versions that judge, and their modes
+    GET    /admin/rules/{rule}            all versions of a rule, and who decided what about them
+    POST   /admin/rules/{rule}/publish    make a version the champion
+    POST   /admin/rules/{rule}/rollback   make an earlier one the champion again
+    POST   /admin/rules/{rule}/mode       set the mode of a version
+    POST   /admin/rules/{rule}            serve it by its champion of now; also a new rule
+    DELETE /admin/rules/{rule}            serve it no longer
+
+Viewers read, publishers change. What is decided is recorded under their name and served at once;
+where it cannot be served, that is recorded, and all is as before.
 
 Weights are loaded, checked and asked once before a rule changes hands, between two batches: no
 check is dropped, and none gets a verdict of one version by the threshold of the other. Weights that
@@ -15,16 +22,20 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from guard.errors import GuardError
-from serve.api.access import Caller
+from serve.api.access import Caller, acting
+from serve.api.formats.conversation import KnownKeys
 from serve.api.service import CheckService
 from serve.engine.refusals import Overloaded
-from serve.registry.rollout import ENFORCE
+from serve.registry.change import Action, RolloutChange
+from serve.registry.history import RuleHistory
+from serve.registry.rollout import ENFORCE, Mode
 
 log = logging.getLogger(__name__)
 
@@ -55,26 +66,61 @@ class RolledOutRule(BaseModel):
     trial: JudgingVersion | None = None
 
 
+class DescribedRule(RolledOutRule, RuleHistory):
+    """What judges of a rule, and all of its versions and events."""
+
+
+class DecidedRule(RolledOutRule):
+    """What a decision came to: the `version` it was about, and what judges now. With fewer than
+    `approvals_needed` it is noted, and nothing else has changed.
+    """
+
+    version: str
+    approvals: int
+    approvals_needed: int
+
+
+class DecisionBody(KnownKeys):
+    """Which version is meant, by an alias or the beginning of its id, and why. Where a `champion`
+    is named, by the beginning of its id, any other one is not replaced.
+    """
+
+    reason: Annotated[str, Field(pattern=r"\S", max_length=500)]
+    version: Annotated[str, Field(max_length=64)] | None = None
+    champion: Annotated[str, Field(max_length=64)] | None = None
+
+
+class ModeBody(KnownKeys):
+    """Which version is meant, by default the candidate, its mode from now on, and why."""
+
+    reason: Annotated[str, Field(pattern=r"\S", max_length=500)]
+    mode: Annotated[str, Field(examples=["canary:10%"])]
+    version: Annotated[str, Field(max_length=64)] | None = None
+
+
 @router.get("/admin/rules")
 async def rules(request: Request) -> list[RolledOutRule]:
     """What judges: of each rule its champion, and the version on trial."""
+    acting(request, "viewer")
     service = CheckService.of(request)
-    listed: list[RolledOutRule] = []
-    for rule, card in service.cards.items():
-        mode, trial = ENFORCE, None  # of a rule that is part of a merged base
-        if rule in service.rollouts:
-            rollout = service.without_taken_back(service.rollouts[rule])
-            mode, trial = rollout.mode, rollout.trial
-        champion = JudgingVersion(version=card.version, mode=str(mode))
-        listed.append(RolledOutRule(rule=rule, champion=champion))
-        if trial is not None:
-            listed[-1].trial = JudgingVersion(version=trial.version, mode=str(trial.mode))
-    return listed
+    return [rolled_out(service, rule) for rule in list(service.cards)]
+
+
+@router.get("/admin/rules/{rule}")
+async def describe(rule: str, request: Request) -> DescribedRule:
+    """A rule's versions, newest first, and who decided what about them, and why."""
+    acting(request, "viewer")
+    service = CheckService.of(request)
+    Caller.of(request).catalogue.card(rule)
+    history = await service.history(rule)
+    judging = rolled_out(service, rule)
+    return DescribedRule(**dict(judging), **dict(history))
 
 
 @router.post("/admin/rules/{rule}")
 async def serve(rule: str, request: Request) -> ChangedRule:
-    """Serve a rule by its weights as they are in its folder now."""
+    """Serve a rule by its champion of now."""
+    acting(request, "publisher")
     before = Caller.of(request).catalogue.rules.get(rule)
     with _refused(rule, "its weights cannot be served"):
         card = await CheckService.of(request).serve(rule)
@@ -87,6 +133,7 @@ async def serve(rule: str, request: Request) -> ChangedRule:
 @router.delete("/admin/rules/{rule}")
 async def remove(rule: str, request: Request) -> ChangedRule:
     """Stop serving a rule."""
+    acting(request, "publisher")
     catalogue = Caller.of(request).catalogue
     catalogue.card(rule)
     for name, rule_set in catalogue.rule_sets.items():
@@ -95,6 +142,56 @@ async def remove(rule: str, request: Request) -> ChangedRule:
     with _refused(rule, "it cannot be removed"):
         card = await CheckService.of(request).remove(rule)
     return ChangedRule(rule=rule, version_before=card.version)
+
+
+@router.post("/admin/rules/{rule}/publish")
+async def publish(rule: str, body: DecisionBody, request: Request) -> DecidedRule:
+    """Make a version the champion, by default the candidate, and serve it."""
+    return await _decided(rule, request, "publish", **dict(body))
+
+
+@router.post("/admin/rules/{rule}/rollback")
+async def roll_back(rule: str, body: DecisionBody, request: Request) -> DecidedRule:
+    """Make an earlier version the champion again, by default the previous one, and serve it."""
+    return await _decided(rule, request, "rollback", **dict(body))
+
+
+@router.post("/admin/rules/{rule}/mode")
+async def set_mode(rule: str, body: ModeBody, request: Request) -> DecidedRule:
+    """Set for which share of the conversations a version decides, by default the candidate."""
+    try:
+        mode = Mode.parse(body.mode)
+    except GuardError as error:
+        raise HTTPException(422, str(error)) from error
+    return await _decided(rule, request, "mode", **dict(body) | {"mode": mode})
+
+
+def rolled_out(service: CheckService, rule: str) -> RolledOutRule:
+    """What judges of a rule that is served."""
+    card = service.cards[rule]
+    mode, trial = ENFORCE, None  # of a rule that is part of a merged base
+    if rule in service.rollouts:
+        rollout = service.without_taken_back(service.rollouts[rule])
+        mode, trial = rollout.mode, rollout.trial
+    champion = JudgingVersion(version=card.version, mode=str(mode))
+    if trial is None:
+        return RolledOutRule(rule=rule, champion=champion)
+    beside = JudgingVersion(version=trial.version, mode=str(trial.mode))
+    return RolledOutRule(rule=rule, champion=champion, trial=beside)
+
+
+async def _decided(rule: str, request: Request, action: Action, **stated: Any) -> DecidedRule:
+    actor, service = acting(request, "publisher"), CheckService.of(request)
+    Caller.of(request).catalogue.card(rule)
+    change = RolloutChange(action=action, actor=actor, **stated)
+    with _refused(rule, "the version cannot be served"):
+        prepared, approvals = await service.decide(rule, change)
+    return DecidedRule(
+        **dict(rolled_out(service, rule)),
+        version=prepared.version.id,
+        approvals=approvals,
+        approvals_needed=prepared.approvals,
+    )
 
 
 @contextlib.contextmanager

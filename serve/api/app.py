@@ -26,7 +26,7 @@ from serve.api.watch import watch
 from serve.engine.engines import CheckEngine
 from serve.engine.thread.engine_thread import TIMEOUT_S
 from serve.policy.rule_set import RuleSet
-from serve.registry.rollout import RolloutSource
+from serve.registry.source import RolloutSource
 from serve.tenants.tenant_file import Tenants
 
 TITLE = "Centurion"

@@ -20,7 +20,8 @@ from serve.engine import Check
 from serve.engine.engines import CheckEngine
 from serve.engine.refusals import Overloaded, too_late
 from serve.engine.thread.engine_thread import TIMEOUT_S, EngineThread
-from serve.registry.rollout import Rollout, RolloutSource, TakenBack, TrialVersion, trial_name
+from serve.registry.rollout import Rollout, TakenBack, TrialVersion, trial_name
+from serve.registry.source import RolloutSource
 
 
 class EngineService(CheckService):

@@ -47,6 +47,13 @@ class Unjudged(HTTPException):
         super().__init__(422, f"could not be judged: {reason}")
 
 
+class Undecided(HTTPException):
+    """What the registry refuses of a decision. Without the places on this machine that it names."""
+
+    def __init__(self, error: GuardError) -> None:
+        super().__init__(409, str(GuardError(error.problem, got=error.got, remedy=error.remedy)))
+
+
 class ErrorResponses:
     """Responses without a verdict, each in the format of its path; for others in `fallback`."""
 

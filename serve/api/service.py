@@ -27,7 +27,7 @@ from guard.errors import GuardError
 from guard.weights.card import Card, read_card
 from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
-from serve.api.errors import Unjudged
+from serve.api.errors import Undecided, Unjudged
 from serve.api.input.limits import TEXTS_AT_ONCE
 from serve.api.observe.record import (
     CheckRecord,
@@ -44,8 +44,11 @@ from serve.engine.refusals import too_late
 from serve.policy.logic import Decision
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling
+from serve.registry.change import PreparedChange, RolloutChange
 from serve.registry.gate import TrialGate
-from serve.registry.rollout import SHOWN_DIGITS, Rollout, RolloutSource, TakenBack
+from serve.registry.history import RuleHistory
+from serve.registry.rollout import SHOWN_DIGITS, Rollout, TakenBack
+from serve.registry.source import RolloutSource
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +111,7 @@ class CheckService(ABC):
         self._gates: dict[tuple[str, int], TrialGate] = {}  # by the trials
         self.taken_back: dict[tuple[str, int], TakenBack] = {}  # by the trials that are over
         self._noting: set[asyncio.Task[None]] = set()
+        self._deciding = asyncio.Lock()  # one decision after the other
 
     @classmethod
     def of(cls, request: Request) -> Self:
@@ -149,6 +153,40 @@ class CheckService(ABC):
         cache_salt: str | None,
     ) -> Check:
         """The verdicts of these rules, under the caller's own cache salt. Raises as `check`."""
+
+    async def history(self, rule: str) -> RuleHistory:
+        """The versions and events of a rule that is served."""
+        return await asyncio.to_thread(self._source.history, self.cards[rule])
+
+    async def decide(self, rule: str, change: RolloutChange) -> tuple[PreparedChange, int]:
+        """Record what a person decides about a rule that is served, and serve it, unless it has too
+        few approvals; how many it has.
+
+        Raises Undecided, with all as before, for what the registry refuses, and GuardError for what
+        cannot be served.
+        """
+        async with self._deciding:
+            try:
+                served = self.cards[rule]
+                prepared = await asyncio.to_thread(self._source.prepare, served, change)
+                approvals = await asyncio.to_thread(prepared.carry_out)
+            except GuardError as error:
+                raise Undecided(error) from error
+            if approvals >= prepared.approvals:
+                await self._serve_decided(rule, prepared)
+            return prepared, approvals
+
+    async def _serve_decided(self, rule: str, prepared: PreparedChange) -> None:
+        try:
+            await self.serve(rule)
+            await self.watch_trials()
+        except Exception:
+            await asyncio.to_thread(prepared.undo, "it could not be served")
+            with contextlib.suppress(GuardError):  # an earlier trial goes on as a new one
+                await self.serve(rule)
+            raise
+        if prepared.begins_trial and self.without_taken_back(self.rollouts[rule]).trial is None:
+            raise GuardError("it cannot be served beside the champion, and is taken back", got=rule)
 
     def close(self) -> None:
         for observer in self._observers:

@@ -106,12 +106,7 @@ class Attempts:
         """
         if response.status_code == NO_ROOM:
             return self._wait(response)
-        if response.status_code != httpx.codes.OK:
-            raise _failure(response)
-        try:
-            return CheckAnswer.of(response.json())
-        except (ValueError, RecursionError) as error:
-            raise CheckFailed("the response is not JSON", response.status_code) from error
+        return CheckAnswer.of(decoded(response))
 
     def _wait(self, response: httpx.Response) -> float:
         stated = response.headers.get(RETRY_AFTER, "")
@@ -121,6 +116,16 @@ class Attempts:
         if not stated or seconds >= self.seconds_left:
             raise _failure(response)
         return seconds
+
+
+def decoded(response: httpx.Response) -> Any:
+    """The JSON of an answer. Raises CheckFailed for any other response."""
+    if response.status_code != httpx.codes.OK:
+        raise _failure(response)
+    try:
+        return response.json()
+    except (ValueError, RecursionError) as error:
+        raise CheckFailed("the response is not JSON", response.status_code) from error
 
 
 def _listed(name: str, values: Sequence[Any]) -> list[Any]:

@@ -17,7 +17,7 @@ from serve.engine.prompts import Prompts
 from serve.engine.thread.engine_thread import TIMEOUT_S
 from serve.observers import open_observers
 from serve.policy.rule_set import RuleSet
-from serve.registry.rollout import RolloutSource
+from serve.registry.source import RolloutSource
 from serve.selection import ServedPart, start_warm
 from serve.tenants.tenant_file import Tenants
 

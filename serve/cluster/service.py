@@ -33,7 +33,8 @@ from serve.cluster.note import ServedNote, version_card, version_of
 from serve.engine import Check
 from serve.engine.refusals import CallerGone, Overloaded, TooLate, not_served, too_late
 from serve.engine.thread.engine_thread import CLOSING_S, TIMEOUT_S
-from serve.registry.rollout import Rollout, RolloutSource, TakenBack
+from serve.registry.rollout import Rollout, TakenBack
+from serve.registry.source import RolloutSource
 
 log = logging.getLogger(__name__)
 

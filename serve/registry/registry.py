@@ -36,7 +36,7 @@ from guard.weights.card import Card, load_card
 from serve.registry.rollout import ENFORCE, OFF, SHOWN_DIGITS, Mode, Rollout, TrialVersion
 
 Alias = Literal["champion", "candidate", "previous"]
-EventKind = Literal["registered", "published", "rolled_back", "mode_set", "aborted"]
+EventKind = Literal["registered", "approved", "published", "rolled_back", "mode_set", "aborted"]
 
 SCHEMA = Path(__file__).with_name("schema.sql")
 SCHEMA_VERSION = 1
@@ -53,6 +53,8 @@ STALE_S = 24 * 3600.0  # after which what a killed process has left is deleted
 OF_RULE = "WHERE model = ? AND rule = ? AND method = ?"
 ALIASES = f"SELECT name, version FROM alias {OF_RULE}"
 MODES = f"SELECT is_trial, event FROM mode {OF_RULE}"
+APPROVING = "SELECT actor FROM event WHERE kind = 'approved' AND version = ?"
+CROWNED = "SELECT max(number) FROM event WHERE kind IN ('published', 'rolled_back')"
 VERSIONS = f"SELECT id, parent, note FROM version {OF_RULE} ORDER BY rowid"
 
 
@@ -139,25 +141,43 @@ class Registry:
         return self.version(rule, card.version)
 
     def publish(
-        self, rule: RegisteredRule, version: str, *, actor: str, reason: str, back: bool = False
-    ) -> Version:
-        """Make the version whose id begins so the champion; `back`: as a step back.
+        self,
+        rule: RegisteredRule,
+        version: str,
+        *,
+        actor: str,
+        reason: str,
+        back: bool = False,
+        champion: str | None = None,
+        approvals: int = 1,
+    ) -> int:
+        """Make the version whose id begins so the champion; `back`: as a step back. With fewer
+        `approvals` of different actors since the last champion came, count this one alone.
 
-        Raises GuardError if there is no such version, it is champion already, its weights are
-        damaged, or no reason is given.
+        How many it has now. Raises GuardError if there is no such version, it is champion already,
+        its weights are damaged, no reason is given, or it is not this `champion` that it replaces.
         """
         _check_reason(reason)
         chosen = self.version(rule, version)
         with self._changing() as changes:
             aliases = changes.aliases(rule)
-            if chosen.id == aliases["champion"]:
+            now = aliases["champion"]
+            if chosen.id == now:
                 remedy = "`make rules` lists the others"
                 raise GuardError(f"{rule}: it is champion already", got=version, remedy=remedy)
+            if champion is not None and not now.startswith(champion):
+                remedy, got = "Look at what was decided since, and decide again", now[:SHOWN_DIGITS]
+                raise GuardError(f"{rule}: the champion is another", got=got, remedy=remedy)
             self._check_files(chosen)
-            changes.crown(rule, chosen.id, aliases["champion"])
+            before = changes.approving(rule, chosen.id)
+            if len(before | {actor}) < approvals:
+                if actor not in before:
+                    changes.record(actor, "approved", chosen.id, reason)
+                return len(before | {actor})
+            changes.crown(rule, chosen.id, now)
             kind: EventKind = "rolled_back" if back else "published"
             changes.record(actor, kind, chosen.id, reason)
-        return chosen
+        return len(before | {actor})
 
     def set_mode(
         self,
@@ -255,9 +275,12 @@ class Registry:
             raise GuardError(f"no version of {rule}", where=self.file, remedy=remedy)
         return [Version(name, rule, parent, note, self.folder(name)) for name, parent, note in rows]
 
-    def version(self, rule: RegisteredRule, prefix: str) -> Version:
-        """The version whose id begins so. Raises GuardError for none, and for several."""
+    def version(self, rule: RegisteredRule, named: str) -> Version:
+        """The version of this alias, or whose id begins so. Raises GuardError for none, and for
+        several.
+        """
         versions = self.versions(rule)
+        prefix = dict(self._rows(ALIASES, rule)).get(named, named)
         found = [version for version in versions if version.id.startswith(prefix)]
         if len(found) == 1 and len(prefix) >= SHORTEST_ID:
             return found[0]
@@ -457,6 +480,12 @@ class _Changes:
         self.run(f"DELETE FROM mode {OF_RULE} AND is_trial", rule)
         if self.aliases(rule).get("candidate") == version:
             self.unname(rule, "candidate")
+
+    def approving(self, rule: RegisteredRule, version: str) -> set[str]:
+        """Who has approved of the version since the champion became one."""
+        crowned = f"{CROWNED} AND version IN (SELECT id FROM version {OF_RULE})"
+        query = f"{APPROVING} AND number > ({crowned})"
+        return {actor for (actor,) in self.run(query, (version, *rule))}
 
     def on_trial(self, rule: RegisteredRule) -> tuple[str, int] | None:
         """The version on trial, and the event that set its mode; None if there is none."""

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, Self
 from guard.errors import GuardError
 from guard.files.yaml_file import Strict
 from guard.rule import Gate
-from guard.weights.card import BESIDE, Card
+from guard.weights.card import BESIDE
 
 ModeName = Literal["enforce", "shadow", "canary", "off"]
 
@@ -92,19 +92,6 @@ class TakenBack(NamedTuple):
     rule: str
     trial: TrialVersion
     reason: str
-
-
-class RolloutSource:
-    """Where it stands what of each rule is to be served; this one knows of nothing."""
-
-    def find(self, rule: str, served: Card | None = None) -> Rollout | None:
-        """What is to be served of a rule, by the card that serves it, if any, and its weights."""
-        return None
-
-    def abort(self, served: Card, trial: TrialVersion, reason: str) -> None:
-        """Note that a trial beside the champion `served` is over. Raises GuardError if that cannot
-        be noted.
-        """
 
 
 def trial_name(rule: str, version: str) -> str:

@@ -1,6 +1,7 @@
 """The file of tenants:
 
-    admin_keys_sha256: [9f86d0...]
+    admins:
+      alice: {keys_sha256: [9f86d0...], role: publisher}   # viewer is the default
     tenants:
       shop:
         keys_sha256: [60303a..., fd61a0...]   # several, so that one can be replaced
@@ -22,18 +23,19 @@ from pydantic import Field
 
 from guard.errors import GuardError, choose_from
 from guard.files.yaml_file import Strict, load
+from serve.tenants.admin import Admin, Role
 from serve.tenants.key_ring import KeyRing, key_hash
 from serve.tenants.tenant import Tenant, TenantLimits
 
-TenantName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
+OwnerName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
 KeyHash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class Admin:
-    """The owner of an admin key: may read what operators look at, and check nothing."""
+class AdminEntry(Strict):
+    """An admin as the file has it."""
 
-
-ADMIN = Admin()
+    keys_sha256: Annotated[list[KeyHash], Field(min_length=1)]
+    role: Role = "viewer"
 
 
 class TenantEntry(Strict):
@@ -48,8 +50,8 @@ class TenantEntry(Strict):
 class TenantFile(Strict):
     """The file of tenants."""
 
-    admin_keys_sha256: tuple[KeyHash, ...] = ()
-    tenants: Annotated[dict[TenantName, TenantEntry], Field(min_length=1)]
+    admins: dict[OwnerName, AdminEntry] = Field(default_factory=dict)
+    tenants: Annotated[dict[OwnerName, TenantEntry], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,10 @@ def load_tenants(path: Path, rule_sets: Collection[str]) -> Tenants:
     """
     content = load(path, TenantFile)
     owners: dict[str, Tenant | Admin] = {}
-    for hashed in content.admin_keys_sha256:
-        _add_key(owners, hashed, ADMIN, f"{path}: admin_keys_sha256")
+    for name, described in content.admins.items():
+        admin = Admin(name, described.role)
+        for hashed in described.keys_sha256:
+            _add_key(owners, hashed, admin, f"{path}: admins.{name}.keys_sha256")
     tenants = []
     for name, entry in content.tenants.items():
         where = f"{path}: tenants.{name}"
@@ -96,6 +100,6 @@ def _add_key(
             "this is the SHA-256 of an empty key", where=where, got=hashed, remedy=remedy
         )
     if hashed in owners:
-        remedy = "Give every tenant, and the admin, keys of their own"
+        remedy = "Give every tenant and every admin keys of their own"
         raise GuardError("a key has two owners", where=where, got=hashed, remedy=remedy)
     owners[hashed] = owner

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from guard.weights.card import Card
-from serve.registry.rollout import Rollout, RolloutSource, TrialVersion
+from serve.registry.rollout import Rollout, TrialVersion
+from serve.registry.source import RolloutSource
 
 
 class Found(RolloutSource):

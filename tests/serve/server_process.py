@@ -26,7 +26,7 @@ from tests.serve.guarded import save_adapter
 SHOP = {"authorization": "Bearer the shop's key"}
 ADMIN = {"authorization": "Bearer the admin's key"}
 TENANTS = f"""
-admin_keys_sha256: ["{key_hash("the admin's key")}"]
+admins: {{ann: {{keys_sha256: ["{key_hash("the admin's key")}"], role: publisher}}}}
 tenants: {{shop: {{keys_sha256: ["{key_hash("the shop's key")}"], rule_sets: [support]}}}}
 """
 

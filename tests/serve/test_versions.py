@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from guard.errors import GuardError
 from guard.layout import Runs
 from guard.weights.card import read_card
+from serve.registry.change import RolloutChange
 from serve.registry.registry import Registry
 from serve.selection import RegisteredRollouts, Selection, registered, served_parts, unpublished
 from serve.versions import main
@@ -117,6 +119,28 @@ def test_weights_that_no_server_takes_are_not_published(
     printed = command(runs, monkeypatch, capsys, "publish", "--rule", "mild", "--why", "x")
     assert "not of the rule 'mild'" in printed
     assert Registry(runs).champions("tiny", "alora")["mild"] == Registry(runs).folder(first)
+
+
+def test_a_running_server_decides_as_the_command_does(runs: Runs) -> None:
+    first, second = train(runs, 1), train(runs, 2)
+    registry, selection = Registry(runs), Selection(runs=runs)
+    source = RegisteredRollouts(selection, served_parts(selection))
+    card = read_card(registry.folder(first))
+    change = RolloutChange(action="publish", actor="ann", reason="better")
+    assert source.prepare(card, change).carry_out() == 1
+    newest, before = source.history(card).versions
+    assert (newest.version, newest.aliases, newest.mode) == (second, ("champion",), "enforce")
+    assert (before.version, before.aliases, before.mode) == (first, ("previous",), None)
+    assert newest.threshold == card.threshold
+    weights = registry.folder(first) / "adapter_model.safetensors"
+    weights.chmod(0o644)
+    weights.write_bytes(b"half a file")
+    back = change.model_copy(update={"action": "rollback"})
+    with pytest.raises(GuardError, match="adapter_model"):
+        source.prepare(card, back)
+    merged = RegisteredRollouts(Selection(runs=runs, is_merged=True), [])
+    with pytest.raises(GuardError, match="merged"):
+        merged.prepare(card, change)
 
 
 def test_all_candidates_are_published_at_once(

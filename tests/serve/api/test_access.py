@@ -49,12 +49,12 @@ def test_probes_need_no_key_and_other_reads_do(client: Client) -> None:
             assert client.request(method, path).status_code == 401
     for path in admin:
         assert client.get(path, headers=HEADERS["shop"]).status_code == 403
-    listed = client.get("/v1/rules", headers=HEADERS["admin"]).json()
+    listed = client.get("/v1/rules", headers=HEADERS["viewer"]).json()
     assert [rule["rule"] for rule in listed] == list(LOGITS)
-    assert client.get("/v1/models", headers=HEADERS["admin"]).status_code == 403
-    # What begins as an administrator's path is not one.
+    assert client.get("/v1/models", headers=HEADERS["viewer"]).status_code == 403
+    # What begins as an admin's path is not one.
     path, body = "/metrics_leak/api/v1/text/contents", {"contents": ["Hi"]}
-    assert client.post(path, json=body, headers=HEADERS["admin"]).status_code == 403
+    assert client.post(path, json=body, headers=HEADERS["viewer"]).status_code == 403
     assert client.post(path, json=body, headers=HEADERS["shop"]).status_code == 404
 
 
@@ -114,10 +114,25 @@ def test_texts_of_one_request_wait_for_the_limit_and_that_counts_as_their_time(
         assert client.post("/v1/moderations", json=body, headers=HEADERS[tenant]).is_success
         assert 0 < max(under_way) <= allowed
         if tenant == "shop":  # one after the other: each waits for those before
-            metrics = client.get("/metrics", headers=HEADERS["admin"]).text
+            metrics = client.get("/metrics", headers=HEADERS["viewer"]).text
             seconds = re.findall(r"^guard_check_seconds_sum\S* (\S+)", metrics, re.MULTILINE)
             assert sum(map(float, seconds)) >= 0.02 * sum(range(1, 9))
     assert max(under_way) > 1
+
+
+def test_an_admin_may_what_its_role_may_and_is_told_which_one_it_lacks(
+    client: Client, engine: ToyEngine
+) -> None:
+    for role in ("viewer", "reviewer", "publisher"):
+        for path in ("/metrics", "/admin/rules"):
+            assert client.get(path, headers=HEADERS[role]).status_code == 200
+    for role in ("viewer", "reviewer"):
+        for method in ("POST", "DELETE"):
+            refused = client.request(method, "/admin/rules/flagged", headers=HEADERS[role])
+            assert refused.status_code == 403
+            assert f"needs the role publisher; the key of {role}-1 has" in refused.json()["error"]
+    assert "flagged" in engine.rules and not engine.replaced
+    assert client.delete("/admin/rules/secret", headers=HEADERS["publisher"]).status_code == 200
 
 
 LOCAL = ("127.0.0.1", "::1", "::ffff:127.0.0.1")

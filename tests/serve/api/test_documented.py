@@ -52,7 +52,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     folder = tmp_path_factory.mktemp("documented")
     (folder / "sets.yaml").write_text(configuration("rule_sets:"))
     rule_sets = load_rule_sets(folder / "sets.yaml", engine.rules)
-    (folder / "tenants.yaml").write_text(configuration("admin_keys_sha256:"))
+    (folder / "tenants.yaml").write_text(configuration("admins:"))
     assert load_tenants(folder / "tenants.yaml", rule_sets).all
     with serving(create_app(engine, rule_sets=rule_sets)) as client:  # type: ignore[arg-type]
         yield client

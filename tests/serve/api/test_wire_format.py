@@ -65,6 +65,7 @@ def test_a_format_has_examples_on_paths_of_its_own_and_every_route_is_described(
             assert stated.has_path(example.path), example
         paths += [route.path for route in stated.router.routes]  # type: ignore[attr-defined]
     own = {"/health", "/healthz", "/readyz", "/metrics", "/admin/rules", "/admin/rules/{rule}"}
+    own |= {f"/admin/rules/{{rule}}/{decision}" for decision in ("publish", "rollback", "mode")}
     described: dict[str, Any] = create_app(ToyEngine()).openapi()["paths"]  # type: ignore[arg-type]
     assert len(paths) == len(set(paths)) and not own & set(paths)
     assert set(described) == {*paths} | own
@@ -217,7 +218,7 @@ def test_without_a_tenant_s_key_or_beyond_its_limits_nothing_is_judged(case: Cas
     said = case.wire_format.error_body(401, "", "nan").keys()
     *_, request = case.requests([HI])
     with serving(app) as client:
-        for key, status in (({}, 401), ({"x-api-key": "guess"}, 401), (HEADERS["admin"], 403)):
+        for key, status in (({}, 401), ({"x-api-key": "guess"}, 401), (HEADERS["viewer"], 403)):
             refused = client.post(
                 request.path, content=request.content, headers={**request.headers, **key}
             )

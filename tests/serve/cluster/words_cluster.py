@@ -31,6 +31,7 @@ from serve.cluster.service import ClusterService
 from serve.cluster.size import ReplicaRange
 from serve.policy.rule_set import RuleSet
 from serve.registry.rollout import Rollout
+from serve.registry.source import RolloutSource
 from serve.tenants.key_ring import key_hash
 from serve.tenants.tenant_file import Tenants, load_tenants
 from tests.serve.cluster.words_engine import WordsStart, save_words, version, words
@@ -122,13 +123,16 @@ class LocalCluster:
         root: Path,
         rules: Sequence[str] = RULES,
         observers: Sequence[Observer] = (),
+        source: RolloutSource | None = None,
+        others: Mapping[str, Path] | None = None,
         **options: Any,
     ) -> None:
         self.root = root
-        self.folders = trained(root, rules)
+        self.folders = trained(root, rules) | dict(others or {})
         self.pool = LocalReplicas([])
         self._noted = noted(root, self.folders)
-        service = service_of(self.pool, self._noted, self.folders, observers)
+        source = source or found_in(next(iter(self.folders.values())).parent)
+        service = service_of(self.pool, self._noted, self.folders, observers, source=source)
         self._app = create_ingress(service, **({"timeout_s": 10.0} | options))
 
     @contextlib.contextmanager
@@ -172,14 +176,15 @@ def replica_processes() -> list[int]:
 
 
 def tenants_of(root: Path, rule_sets: Mapping[str, RuleSet], **rule_set_of: str) -> Tenants:
-    """Tenants with a rule set and two checks at once each, and an administrator; a tenant's name is
+    """Tenants with a rule set and two checks at once each, and a publisher; a tenant's name is
     its key.
     """
     tenants: dict[str, Any] = {}
     for name, rule_set in rule_set_of.items():
         keys, limits = {"keys_sha256": [key_hash(name)]}, {"concurrent_checks": 2}
         tenants[name] = {**keys, "rule_sets": [rule_set], "limits": limits}
-    content = {"admin_keys_sha256": [key_hash("admin")], "tenants": tenants}
+    admins = {"admin": {"keys_sha256": [key_hash("admin")], "role": "publisher"}}
+    content = {"admins": admins, "tenants": tenants}
     (root / "tenants.yaml").write_text(yaml.safe_dump(content))
     return load_tenants(root / "tenants.yaml", rule_sets)
 

@@ -13,13 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guard.errors import GuardError
+from serve.tenants.admin import Admin
 from serve.tenants.key_ring import KeyRing, key_hash
 from serve.tenants.tenant import Tenant, TenantLimits
-from serve.tenants.tenant_file import ADMIN, Tenants, load_tenants
+from serve.tenants.tenant_file import Tenants, load_tenants
 
 KEY = key_hash("shop's key")
 FILE = f"""
-admin_keys_sha256: ["{key_hash("admin's key")}"]
+admins:
+  alice: {{keys_sha256: ["{key_hash("alice's key")}"], role: publisher}}
+  bob: {{keys_sha256: ["{key_hash("bob's key")}"]}}
 tenants:
   shop:
     keys_sha256: ["{KEY}", "{key_hash("shop's next key")}"]
@@ -38,12 +41,13 @@ def load_text(folder: Path, text: str) -> Tenants:
     return load_tenants(path, ["support", "strict"])
 
 
-def test_tenants_are_found_by_any_of_their_keys_and_the_admin_by_its_own(tmp_path: Path) -> None:
+def test_tenants_are_found_by_any_of_their_keys_and_admins_with_their_roles(tmp_path: Path) -> None:
     tenants = load_text(tmp_path, FILE)
     shop, bank = tenants.all
     assert tenants.keys.owner("shop's key") is tenants.keys.owner("shop's next key") is shop
     assert tenants.keys.owner("bank's key") is bank
-    assert tenants.keys.owner("admin's key") is ADMIN
+    assert tenants.keys.owner("alice's key") == Admin("alice", "publisher")
+    assert tenants.keys.owner("bob's key") == Admin("bob", "viewer")
     assert shop.limits == TenantLimits(concurrent_checks=8, characters=50000)
     assert (shop.shares_cache, bank.shares_cache) == (False, True)
     assert bank.rule_sets == ("support", "strict")
@@ -51,6 +55,10 @@ def test_tenants_are_found_by_any_of_their_keys_and_the_admin_by_its_own(tmp_pat
 
 def shop(keys: str = f"'{KEY}'", rule_sets: str = "support", more: str = "") -> str:
     return f"tenants: {{a: {{keys_sha256: [{keys}], rule_sets: [{rule_sets}]{more}}}}}"
+
+
+def admin(role: str = "viewer") -> str:
+    return f"admins: {{ann: {{keys_sha256: ['{KEY}'], role: {role}}}}}"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +69,8 @@ def shop(keys: str = f"'{KEY}'", rule_sets: str = "support", more: str = "") -> 
         (shop("secret"), "keys_sha256.0"),
         (shop(rule_sets="suport"), r"a\.rule_sets: .*\(got suport\)\. Did you mean 'support'"),
         (shop(f"'{KEY}', '{KEY}'"), r"tenants\.a\.keys_sha256: a key has two owners"),
-        (f"admin_keys_sha256: ['{KEY}']\n{shop()}", "a key has two owners"),
+        (f"{admin()}\n{shop()}", "a key has two owners"),
+        (f"{admin('owner')}\n{shop()}", r"admins\.ann\.role.*'viewer', 'reviewer' or 'publisher'"),
         (shop(f"'{key_hash('')}'"), "this is the SHA-256 of an empty key.*sha256sum"),
         (shop(more=", limits: {concurrent_checks: 0}"), "concurrent_checks.*or equal to 1"),
     ],

@@ -9,7 +9,7 @@ from serve.api.formats.check import error_body
 from serve.api.wire_format import RULE
 from tests.serve.wire_requests import CASES
 
-READ, ASKED, CHANGED = "GET, HEAD, OPTIONS", "OPTIONS, POST", "DELETE, OPTIONS, POST"
+READ, ASKED, CHANGED = "GET, HEAD, OPTIONS", "OPTIONS, POST", "DELETE, GET, HEAD, OPTIONS, POST"
 OURS = error_body(405, "", "request_refused").keys()
 # What each path allows, and the keys of an error body there.
 PROBES = ("/healthz", "/readyz", "/health", "/metrics", "/docs", "/openapi.json")
