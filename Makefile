@@ -18,7 +18,7 @@ export TORCH_CPP_LOG_LEVEL ?= ERROR
 # Given as `make eval RULE=all` or by the shell.
 RULE ?= medical_advice##   a rule of recipes/rules, several separated by commas, or all
 MODEL ?= tiny##   a base of recipes/models: tiny, minilm, qwen3-4b, …; for make eval, transfer, curve, up, scan also several: tiny,minilm
-DATA ?=##   your rows (.jsonl, .csv, hub:ORG/NAME), generator, generator+FILE (a few of yours beside), or llm; kept
+DATA ?=##   your rows (.jsonl, .csv, hub:ORG/NAME), generator, generator+FILE (a few of yours beside), or llm; each with +reviews behind it too; kept
 METHOD ?=##   one method of the recipe: lora, alora or head; by default all, for make up the recipe's aLoRA, else the first that it lists
 SEEDS ?=##   0,1,2 trains three of every seeded method; by default 0, the served one (make transfer, curve: 0,1,2), and evaluates all that are there
 QUICK ?=##   1: the coarse grid of make serve and of the benchmarks; for make test: no engine starts, 2 minutes
@@ -59,6 +59,7 @@ AUDIT ?=##   for make up: a file that gets a receipt for every check, without co
 AUDITKEY ?=##   for make up: a PEM file, the Ed25519 private key that signs AUDIT
 KEY ?=##   for make verify: its public or private key; without it the chain alone is verified
 AGAIN ?=##   for make verify: AGAIN=1 judges the conversations of FILES again, by the versions that judged them
+REVIEWS ?=##   for make up: a YAML file that says which checks are kept for people to label (docs/operation.md)
 TRACES ?=##   for make up: an OTLP receiver for traces, http://collector:4318
 TLSCERT ?=##   for make up: a PEM file, the server's certificates; TLSKEY= its key
 TLSKEY ?=##   for make up: a PEM file, the private key of TLSCERT
@@ -82,7 +83,7 @@ as_they_stand := POLICY DATA UNLABELLED A B FILES OUT WHY
 $(foreach variable,$(as_they_stand),$(eval override $(variable) := $$(value $(variable))))
 export $(as_they_stand)
 
-.PHONY: help help-all all rule data train eval serve up scan rules publish rollback test mode push pull verify plan calibrate test-gpu-path replay transfer curve sweep bench merge fuzz doctor setup check format clean
+.PHONY: help help-all all rule data train eval serve up scan rules publish rollback test mode push pull reviews verify plan calibrate test-gpu-path replay transfer curve sweep bench merge fuzz doctor setup check format clean
 
 commands := awk -F ' *\#\#   ' '/^[a-z-]+:.*\#\#/ { sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, $$2 }'
 variables := awk -F ' *\#\#   ' '/^[A-Z_]+ \?=.*\#\#/ { sub(/ \?= */, "=", $$1); printf "  %-22s %s\n", $$1, $$2 }'
@@ -123,6 +124,7 @@ rule: $(ready) ##   NAME=delivery_date POLICY="never promise a delivery date" ->
 	$(python) -m data.new_rule --name '$(name)' --policy "$$POLICY" $(call option,judged,$(JUDGED))
 
 data: $(ready) ##   rule -> labelled conversations in runs/data; DATA= takes your own
+	$(if $(filter %+reviews,$(DATA)),$(python) -m serve.reviews --export '$(RULE)')
 	$(python) -m data.build --rule '$(RULE)' $(data_option) $(if $(UNLABELLED),--unlabelled "$$UNLABELLED") \
 		$(call option,examples,$(EXAMPLES)) $(call option,splits,$(SPLITS)) $(call flag,force,$(FORCE))
 
@@ -157,7 +159,7 @@ up: $(ready) $(if $(REPLICAS),$(cluster)) ##   the guardrail server, in the fore
 	$(python) -m serve.up --model $(MODEL) $(call option,rules,$(served_rules)) $(call option,method,$(METHOD)) $(call flag,merged,$(MERGED)) \
 		$(call option,replicas,$(REPLICAS)) $(call option,scale-down,$(SCALEDOWN)) $(call option,host,$(host)) $(call option,port,$(PORT)) $(call option,timeout,$(TIMEOUT)) \
 		$(call flag,watch,$(WATCH)) $(call option,rule-sets,$(RULESETS)) $(call option,tenants,$(TENANTS)) \
-		$(call option,audit-log,$(AUDIT)) $(call option,audit-key,$(AUDITKEY)) $(call option,traces,$(TRACES)) \
+		$(call option,audit-log,$(AUDIT)) $(call option,audit-key,$(AUDITKEY)) $(call option,traces,$(TRACES)) $(call option,reviews,$(REVIEWS)) \
 		$(call option,tls-cert,$(TLSCERT)) $(call option,tls-key,$(TLSKEY)) $(call option,tls-client-ca,$(TLSCA))
 
 scan: $(ready) ##   FILES="logs/*.jsonl" -> every stored conversation judged by every rule trained by its method, or those of RULE; resumable -> runs/scan
@@ -189,6 +191,9 @@ pull: $(ready) ##   RULE= MLFLOW=http://host:5000 -> MLflow's champion, or VERSI
 
 verify: $(ready) ##   AUDIT="audit.jsonl.1 audit.jsonl" KEY=key.pem -> whether the receipts hold; FILES=: which are of these conversations; AGAIN=1
 	$(python) -m serve.verify --audit '$(AUDIT)' $(call option,key,$(KEY)) $(if $(FILES),--files "$$FILES") $(call flag,again,$(AGAIN)) $(OPTIONS)
+
+reviews: $(ready) ##   of every rule how many kept checks wait for labels, and how many labels are settled
+	$(python) -m serve.reviews
 
 plan: $(ready) ##   what a deployment costs: checks a second, p95 with queueing, memory, replicas, dollars -> table, runs/plan.json (first make bench NAME=calibrate)
 	$(python) -m serve.plan.run $(call option,plan,$(PLAN)) $(OPTIONS)

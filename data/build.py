@@ -19,6 +19,7 @@ from data.debate.prompts import PROMPTS_FILE
 from data.generator.words import WORDS_FILE
 from data.ingest import Splitting
 from data.long_turns import with_long_turns
+from data.reviews import AND_REVIEWS
 from data.rows import is_hub_id, local_files
 from data.sources import SOURCES, DataRequest, DataSource, own_rows, source_named
 from data.splits import refuse_leaks
@@ -87,6 +88,7 @@ def build(request: DataRequest, *, force: bool = False) -> bool:
 def _inputs(request: DataRequest) -> str:
     """A fingerprint of all that a data set depends on; a file's name may say a split."""
     options = request.options.inputs() if request.options else []
+    reviews = [request.reviews] if request.source.endswith(AND_REVIEWS) else []
     return fingerprint(
         request.rule.model_dump(mode="json", exclude={"gate"}),
         request.source,
@@ -95,6 +97,7 @@ def _inputs(request: DataRequest) -> str:
         [str(file) for file in local_files(own_rows(request.source))],
         *code_files(),
         *source_named(request.source).files(request.source),
+        *[file for file in reviews if file.is_file()],
         *options,
     )
 

@@ -93,7 +93,7 @@ def ingest(
     leaves that to be refused. Raises GuardError naming the bad rows, and for a split with fewer
     than `fewest` rows of a label.
     """
-    parsed = _parse_all(rows, rule, source)
+    parsed = parse_all(rows, rule, source)
     _refuse_repeated_ids(parsed, source)
     if splitting == "new":
         sourced = SourcedData(assign([row.example for row in parsed], seed, shares))
@@ -116,7 +116,8 @@ def ingest(
     return sourced
 
 
-def _parse_all(rows: Iterable[SourceRow], rule: Rule, source: str) -> list[Parsed]:
+def parse_all(rows: Iterable[SourceRow], rule: Rule, source: str) -> list[Parsed]:
+    """Raises GuardError naming the bad rows, and for none."""
     parsed: list[Parsed] = []
     problems: list[tuple[str, GuardError]] = []  # where, and what
     for row in rows:

@@ -76,6 +76,9 @@ def table(rule: str, manifest: dict[str, Any]) -> str:
             f"  few rows: on {tested} test rows an accuracy is uncertain by up to {margin:.0f} "
             "points either way (95 %)"
         )
+    if reviews := manifest.get("reviews"):
+        left_out = f"{reviews['repeated']} left out that repeat others"
+        lines.append(f"  {reviews['rows']} of them are reviewed rows; {left_out}")
     if debate := manifest.get("debate"):
         cost = "" if debate["cost_usd"] is None else f", {debate['cost_usd']:.2f} USD"
         lines.append(f"  {debate['calls']:,} answers, {debate['malformed']} not in form{cost}")

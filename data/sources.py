@@ -14,11 +14,13 @@ from data.debate.paid_endpoint import EXAMPLES, FEWEST_EXAMPLES, Writers, writer
 from data.generator.generate import Counts, generate
 from data.generator.library import load_corpus, load_excerpts, phrase_files, rules_with_phrases
 from data.ingest import SourcedData, Splitting, ingest
+from data.reviews import AND_REVIEWS, with_reviews
 from data.rows import FILE_READERS, HUB, SourceRow, is_readable, local_files, read_rows
 from data.splits import refuse_copies
 from guard.arguments import multiple
 from guard.conversation.example import GENERATOR, Example, Split
 from guard.errors import GuardError, did_you_mean
+from guard.layout import Runs
 from guard.rule import RULES, Rule, load_rule
 
 LLM = "llm"
@@ -41,6 +43,11 @@ class DataRequest:
     seed: int
     splitting: Splitting
     folder: Path
+
+    @property
+    def reviews(self) -> Path:
+        """The file of the rule's reviewed rows."""
+        return Runs(self.folder.parent.parent).reviews(self.rule.id)
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,7 @@ def _generated(request: DataRequest) -> SourcedData:
 
 def own_rows(source: str) -> str:
     """The part of a source's text that names your own rows."""
-    return source.removeprefix(GENERATOR_AND)
+    return source.removesuffix(AND_REVIEWS).removeprefix(GENERATOR_AND)
 
 
 def _generated_and_own(request: DataRequest) -> SourcedData:
@@ -181,8 +188,23 @@ SOURCES: dict[str, DataSource] = {
 }
 
 
+def _with_reviews(source: DataSource) -> DataSource:
+    """The source, with reviewed rows beside its own."""
+
+    def load(request: DataRequest) -> SourcedData:
+        named = replace(request, source=request.source.removesuffix(AND_REVIEWS))
+        return with_reviews(source.load(named), request.reviews, request.rule)
+
+    def files(name: str) -> list[Path]:
+        return source.files(name.removesuffix(AND_REVIEWS))
+
+    return replace(source, load=load, files=files)
+
+
 def source_named(name: str) -> DataSource:
     """The entry of SOURCES for the text that names a source. Raises GuardError for no source."""
+    if name.endswith(AND_REVIEWS):
+        return _with_reviews(source_named(name.removesuffix(AND_REVIEWS)))
     for key, source in SOURCES.items():
         if name == key or (key.endswith((":", "+")) and name.startswith(key)):
             return source

@@ -32,6 +32,10 @@ class Runs:
             method = f"{method}-seed{seed}"
         return self.root / model / rule / method
 
+    def reviews(self, rule: str) -> Path:
+        """The labels that reviewers settled, as rows."""
+        return self.root / "reviews" / f"{rule}.jsonl"
+
     @property
     def report(self) -> Path:
         return self.root / "report.json"

@@ -28,11 +28,13 @@ from serve.api.input.bounded_heads import bounded_heads
 from serve.api.observe.record import Observer
 from serve.api.observe.server_log import configuration
 from serve.cluster.served import ServedOptions
+from serve.console import add_console
 from serve.engine import GuardEngine
 from serve.engine.engines import GuardEngines
 from serve.engine.thread.engine_thread import CLOSING_S, EngineThread
 from serve.observers import open_observers
 from serve.policy.rule_set import RuleSet, load_rule_sets
+from serve.registry.reviews import open_reviews
 from serve.selection import (
     RegisteredRollouts,
     Selection,
@@ -67,6 +69,7 @@ def main() -> None:
     tenants = _tenants(arguments.tenants, rule_sets)
     tls = tls_settings(arguments.tls_cert, arguments.tls_key, arguments.tls_client_ca)
     observers = open_observers(arguments.audit_log, arguments.traces, arguments.audit_key)
+    review_store = open_reviews(arguments.reviews, selection.runs)
     options = ServedOptions(
         parts,
         arguments.timeout,
@@ -75,6 +78,7 @@ def main() -> None:
         arguments.audit_log,
         arguments.traces,
         audit_key=arguments.audit_key,
+        review_store=review_store,
         source=RegisteredRollouts(selection, parts),
     )
     running = _cluster_app
@@ -87,6 +91,7 @@ def main() -> None:
         for line in unpublished(selection, parts):
             print(line, flush=True)
         with running(arguments, options, observers) as app:
+            add_console(app, selection.runs, tenants)
             _serve(app, listener, arguments.timeout, tls)
 
 
@@ -159,6 +164,7 @@ def _single_app(
             tenants=options.tenants,
             observers=observers,
             source=options.source,
+            review_store=options.review_store,
         )
 
 

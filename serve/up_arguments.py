@@ -40,8 +40,8 @@ def parse_arguments() -> argparse.Namespace:
     )
     add("--audit-key", type=Path, help="an Ed25519 private key in PEM that signs the audit log")
     add("--traces", help="an OTLP receiver for spans, over HTTP: http://collector:4318")
-    watch = "serve a version as soon as it is published or rolled back to"
-    add("--watch", action="store_true", help=watch)
+    add("--reviews", type=Path, help="a YAML file: which checks are kept (docs/operation.md)")
+    add("--watch", action="store_true", help="serve at once what is published or rolled back to")
     _add_tls_options(parser)
     add("--merged", action="store_true", help="serve one rule, from the base of `make merge`")
     _add_replica_options(parser)

@@ -25,11 +25,14 @@ MAY_IMPORT = {
     "serve/policy": ("guard",),
     "serve/tenants": ("guard",),
     "serve/api": ("guard", "serve.engine", "serve.policy", "serve.tenants", "serve.registry"),
+    "serve/console": (
+        *("guard", "serve.engine", "serve.tenants", "serve.api", "serve.registry", "serve.scan"),
+    ),
     "serve/plan": ("guard", "serve.engine", "vllm_alora"),
     "serve/scan": ("guard", "serve.engine", "serve.selection"),
     "serve/cluster": (
         *("guard", "serve.engine", "serve.policy", "serve.tenants", "serve.api"),
-        *("serve.selection", "serve.observers", "serve.registry"),
+        *("serve.selection", "serve.observers", "serve.registry", "serve.console"),
     ),
     "serve/bench": ("guard", "serve", "vllm_alora"),
     "serve/vllm_alora": ("vllm_alora",),
@@ -56,10 +59,17 @@ ROOMS = {
     "serve/api/input": ("serve/policy",),
     "serve/api/observe": ("serve/policy",),
     "serve/scan": ("serve/engine/backends",),
+    "serve/console": (
+        "serve/tenants",
+        "serve/api/formats",
+        "serve/api/input",
+        "serve/api/observe",
+        "serve/scan",
+    ),
     "serve/bench/workload": (),
     "serve/cluster": (
         *("serve/policy", "serve/tenants", "serve/api/formats", "serve/api/input"),
-        "serve/api/observe",
+        *("serve/api/observe", "serve/console"),
     ),
 }
 # What nobody may import but itself: benchmarks measure the product, which knows nothing of them.

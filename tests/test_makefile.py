@@ -167,9 +167,10 @@ STAGES = {
         "--host '0.0.0.0'"
     ],
     "up RULESETS=s.yaml TENANTS=t.yaml AUDIT=a AUDITKEY=k TRACES=http://c:1 TLSCERT=c "
-    "TLSKEY=k TLSCA=a": [
+    "TLSKEY=k TLSCA=a REVIEWS=p.yaml": [
         "serve.up --model tiny --rule-sets 's.yaml' --tenants 't.yaml' --audit-log 'a' "
-        "--audit-key 'k' --traces 'http://c:1' --tls-cert 'c' --tls-key 'k' --tls-client-ca 'a'"
+        "--audit-key 'k' --traces 'http://c:1' --reviews 'p.yaml' --tls-cert 'c' --tls-key 'k' "
+        "--tls-client-ca 'a'"
     ],
     "verify 'AUDIT=a b' KEY=k FILES=c AGAIN=1": [
         "serve.verify --audit 'a b' --key 'k' --files \"$FILES\" --again"
@@ -178,6 +179,11 @@ STAGES = {
     "replay A=a B=b FILES=c METHOD=lora FORCE=1": [
         'serve.scan.replay "$A" "$B" --files "$FILES" --method \'lora\' --force'
     ],
+    "data RULE=a 'DATA=generator+my rows.jsonl+reviews'": [
+        "serve.reviews --export 'a'",
+        "data.build --rule 'a' --data \"$DATA\"",
+    ],
+    "data RULE=a DATA=generator": ["data.build --rule 'a' --data \"$DATA\""],
     "rules": ["serve.versions list"],
     "rules RULE=a,b OPTIONS=--files": ["serve.versions list --rules 'a,b' --files"],
     "publish RULE=a MODEL=big WHY=better": [

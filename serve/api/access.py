@@ -2,8 +2,8 @@
 
 With tenants a check needs a tenant's key, and `/metrics` and `/admin/` need an admin's, whose role
 says what else it may (`acting`). A key comes as `Authorization: Bearer KEY` or as `x-api-key: KEY`.
-Without tenants there is one caller, who may ask everything, and administer from this machine. Knows
-nothing of what is asked.
+Without tenants there is one caller, who may ask everything, and from this machine administer and
+review. Knows nothing of what is asked.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from serve.tenants.tenant_file import Tenants
 
 PUBLIC = ("/health", "/healthz", "/readyz", "/docs", "/redoc", "/openapi.json")
 METRICS, ADMIN = "/metrics", "/admin/"  # for admins: the path, and a prefix
-LISTS = ("/v1/rules", "/v1/rule_sets")  # for admins and tenants
+FEEDBACK = "/v1/feedback"
+SHARED = ("/v1/rules", "/v1/rule_sets", FEEDBACK)  # for admins and tenants
 PROXY_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 ADMIN_FROM_HERE = (
-    "without tenants rules are changed from the server's own machine alone, and by no other site's "
-    "page there; a file of tenants (TENANTS=) has admins' keys"
+    "without tenants rules are changed, and checks reviewed, from the server's own machine alone, "
+    "and by no other site's page there; a file of tenants (TENANTS=) has admins' keys"
 )
 NO_KEY = "no key, or an unknown one: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`"
 # Starlette finds a route also by a path that ends with a line break; the rights here are by path.
@@ -62,7 +63,7 @@ class Caller:
         self.limits = tenant.limits if tenant else TenantLimits()
         self.calls = CallsUnderWay(kept_characters)
         self.shares = shares or {}
-        self.under_way: dict[limits.RequestKind, int] = {"request": 0, "stream": 0}
+        self.under_way = dict.fromkeys(limits.KINDS, 0)
         # A place in the engine, waited for until a check of the caller's own leaves one. A request
         # may have many checks: bounded as requests alone, they would leave others no room.
         self.room: AbstractAsyncContextManager[object] = nullcontext()
@@ -158,16 +159,17 @@ class Access:
             raise HTTPException(404, "no path has control characters")
         path = limits.route_path(scope)
         if self._tenants is None:
-            if path.startswith(ADMIN) and not _is_from_here(scope):
+            is_for_here = path.startswith((ADMIN, limits.CONSOLE_PATH)) or path == FEEDBACK
+            if is_for_here and not _is_from_here(scope):
                 raise HTTPException(403, ADMIN_FROM_HERE)
             return self._everybody
-        if path in PUBLIC:
+        if path in PUBLIC or path.startswith(limits.CONSOLE_PATH):  # which has sessions
             return self._everybody
         owner = self._tenants.keys.owner(_key(scope))
         if owner is None:
             raise HTTPException(401, NO_KEY, {"www-authenticate": "Bearer"})
         is_for_admins = path == METRICS or path.startswith(ADMIN)
-        if isinstance(owner, Admin) and (is_for_admins or path in LISTS):
+        if isinstance(owner, Admin) and (is_for_admins or path in SHARED):
             return Caller(self._everybody.catalogue, admin=owner)
         if isinstance(owner, Admin) or is_for_admins:
             raise HTTPException(403, "not with this key: checks and administration have their own")

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 from fastapi import FastAPI
 
-from serve.api import admin, probes
+from serve.api import admin, probes, reviews
 from serve.api.access import Access
 from serve.api.catalogue import Catalogue
 from serve.api.engine_service import EngineService
@@ -19,6 +19,7 @@ from serve.api.errors import ErrorResponses
 from serve.api.formats import check
 from serve.api.formats.table import wire_formats
 from serve.api.input.limits import MAX_REQUESTS, BoundedBodies
+from serve.api.keeping import CheckKeeper
 from serve.api.observe.metrics import EngineCollector, Metrics
 from serve.api.observe.record import Observer
 from serve.api.observe.requests import ObservedRequests
@@ -26,6 +27,7 @@ from serve.api.watch import watch
 from serve.engine.engines import CheckEngine
 from serve.engine.thread.engine_thread import TIMEOUT_S
 from serve.policy.rule_set import RuleSet
+from serve.registry.reviews import ReviewStore
 from serve.registry.source import RolloutSource
 from serve.tenants.tenant_file import Tenants
 
@@ -42,12 +44,14 @@ def create_app(
     observers: Sequence[Observer] = (),
     is_watching: bool = False,
     source: RolloutSource | None = None,
+    review_store: ReviewStore | None = None,
 ) -> FastAPI:
     """The server around an engine, which it drives from a thread of its own while it runs.
 
     `rule_sets` are of the engine's rules. Without `tenants` whoever reaches it may ask everything.
     `observers` are told of every check, and closed with the server. While it `is_watching`, what is
-    published is served by itself. The `source` says what of each rule is to be served.
+    published is served by itself. The `source` says what of each rule is to be served. What is kept
+    for review goes into the `review_store`.
     """
     app = FastAPI(
         title=TITLE,
@@ -59,12 +63,15 @@ def create_app(
     app.state.metrics = Metrics(cards)
     # The counters last: what another observer fails to note is not answered, so not counted.
     observers = (*observers, app.state.metrics)
-    app.state.service = EngineService(engine, timeout_s, observers, cards, source)
+    keeper = None
+    if review_store is not None:
+        keeper = CheckKeeper(review_store, app.state.metrics.reviews_dropped)
+    app.state.service = EngineService(engine, timeout_s, observers, cards, source, keeper)
     app.state.is_watching = is_watching
     catalogue = Catalogue(cards, rule_sets or {})
     put_in_front(app, catalogue, tenants, timeout_s, app.state.metrics)
     formats = [wire_format.router for wire_format in wire_formats().values()]
-    for router in (*formats, probes.router, admin.router):
+    for router in (*formats, probes.router, admin.router, reviews.router):
         app.include_router(router)
     return app
 

@@ -14,6 +14,7 @@ from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.weights.card import Card, check_rule, read_card
 from serve.api.access import Caller
+from serve.api.keeping import CheckKeeper
 from serve.api.observe.record import Observer
 from serve.api.service import POLL_S, CheckService, not_trained
 from serve.engine import Check
@@ -38,9 +39,10 @@ class EngineService(CheckService):
         observers: Sequence[Observer] = (),
         cards: dict[str, Card] | None = None,
         source: RolloutSource | None = None,
+        keeper: CheckKeeper | None = None,
     ) -> None:
         self._served: dict[str, Card] = dict(engine.rules) if cards is None else cards
-        super().__init__(self._served, observers, source)
+        super().__init__(self._served, observers, source, keeper)
         self._trials: dict[str, set[str]] = {}  # what the engine has beside each rule's champion
         for rule in self._served:
             with contextlib.suppress(GuardError):  # a merged base's has no folder
@@ -77,6 +79,9 @@ class EngineService(CheckService):
 
     async def watch_trials(self) -> None:
         """Nobody else judges here."""
+
+    async def is_ready(self) -> bool:
+        return self.thread.is_ready
 
     async def serve(
         self, rule: str, rollout: Rollout | None = None, *, as_before: bool = False

@@ -30,7 +30,7 @@ async def healthz(request: Request) -> JSONResponse:
 @router.get("/health")
 async def readyz(request: Request) -> JSONResponse:
     """200 while one more check would be taken."""
-    return up_or_down(EngineService.of(request).thread.is_ready)
+    return up_or_down(await EngineService.of(request).is_ready())
 
 
 @router.get("/metrics")

@@ -76,7 +76,7 @@ class Assignment:
     def settled(self, check: Check) -> SettledCheck:
         """What the engine's answers mean."""
         if not self._on_trial:
-            return SettledCheck(check)
+            return SettledCheck(check, conversation=self._key)
         found = {verdict.rule: verdict for verdict in check.verdicts}
         verdicts: list[Verdict] = []
         refused: dict[str, Refusal] = {}

@@ -29,6 +29,7 @@ from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
 from serve.api.errors import Undecided, Unjudged
 from serve.api.input.limits import TEXTS_AT_ONCE
+from serve.api.keeping import CheckKeeper
 from serve.api.observe.record import (
     CheckRecord,
     ContentHasher,
@@ -36,6 +37,7 @@ from serve.api.observe.record import (
     Purpose,
     StreamRecord,
 )
+from serve.api.observe.traffic import Counted, Traffic
 from serve.api.rollouts import Assignment, SettledCheck
 from serve.api.session import SESSION_HEADER, conversation_key
 from serve.engine import Check, Refusal
@@ -103,10 +105,13 @@ class CheckService(ABC):
         cards: Mapping[str, Card],
         observers: Sequence[Observer] = (),
         source: RolloutSource | None = None,
+        keeper: CheckKeeper | None = None,
     ) -> None:
         self.cards = cards
+        self.keeper = keeper
         self.rollouts: dict[str, Rollout] = {}  # what of each rule is served
-        self._observers = tuple(observers)
+        self.traffic = Traffic()
+        self._observers = (*observers, self.traffic)
         self._source = source or RolloutSource()
         self._gates: dict[tuple[str, int], TrialGate] = {}  # by the trials
         self.taken_back: dict[tuple[str, int], TakenBack] = {}  # by the trials that are over
@@ -128,6 +133,14 @@ class CheckService(ABC):
     @abstractmethod
     async def watch_trials(self) -> None:
         """Take back what others who judge here have taken back."""
+
+    @abstractmethod
+    async def is_ready(self) -> bool:
+        """Whether one more check would be taken."""
+
+    async def counted(self) -> Counted:
+        """What was counted of the versions, by all who judge here."""
+        return self.traffic.counted()
 
     @abstractmethod
     async def serve(self, rule: str, *, as_before: bool = False) -> Card:
@@ -191,6 +204,8 @@ class CheckService(ABC):
     def close(self) -> None:
         for observer in self._observers:
             observer.close()
+        if self.keeper is not None:
+            self.keeper.close()
 
     async def adopt(self) -> None:
         """Serve every rule as it is to be served; the log says what cannot be."""
@@ -244,7 +259,7 @@ class CheckService(ABC):
         record = replace(
             record, check=check, decision=decision, said=settled.said, other_cards=others
         )
-        self._watch_trials(self._tell(record, clock), settled.conversation)
+        self._learn(self._tell(record, clock), messages, settled.conversation)
         return DecidedCheck(check, decision)
 
     def _content_hash(self, messages: Sequence[Message]) -> str:
@@ -279,7 +294,7 @@ class CheckService(ABC):
             rollout = self.rollouts.get(rule)
             if rollout is not None and rollout.is_on_trial:
                 rollouts[rule] = self.without_taken_back(rollout)
-        if not rollouts:
+        if not rollouts and self.keeper is None:
             return SettledCheck(await self._answer(request, messages, rules, salt))
         session = request.headers.get(SESSION_HEADER, "")
         tenant = caller.tenant.name if caller.tenant else ""
@@ -291,16 +306,29 @@ class CheckService(ABC):
             check = await self._answer(request, messages, names, salt)
         return asked.settled(check)
 
+    async def tried(
+        self, request: Request, messages: Sequence[Message], names: Sequence[str]
+    ) -> Check:
+        """What versions say, by the engine's names for them. Nobody's answer, so no observer is
+        told of it. Raises as `check`.
+        """
+        return _without_internals(await self._answer(request, messages, names, None))
+
     def without_taken_back(self, rollout: Rollout) -> Rollout:
         """The rollout without a trial that is over."""
         if rollout.trial is not None and rollout.trial.key in self.taken_back:
             return rollout.model_copy(update={"trial": None})
         return rollout
 
+    def _learn(self, record: CheckRecord, messages: Sequence[Message], conversation: str) -> None:
+        """Let gates and reviewers know of an answer; `conversation` is its key."""
+        if record.purpose == "answer":
+            self._watch_trials(record, conversation)
+            if self.keeper is not None:
+                self.keeper.saw(record, messages, conversation)
+
     def _watch_trials(self, record: CheckRecord, conversation: str) -> None:
         """Take back what a version's gate takes back."""
-        if record.purpose != "answer":
-            return
         for said, champion in record.trials():
             rollout = self.rollouts.get(said.rule)
             if rollout is None or rollout.trial is None or rollout.trial.version != said.version:

@@ -152,6 +152,9 @@ class GuardReplica:
         content, _ = counts.exposition("")
         return ReplicaAnswer(self._name, content.decode())
 
+    async def counted(self) -> ReplicaAnswer:
+        return ReplicaAnswer(self._name, self.service.traffic.counted())
+
     async def ready(self) -> ReplicaAnswer:
         return ReplicaAnswer(self._name, self.service.thread.is_ready)
 

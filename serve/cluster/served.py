@@ -17,6 +17,7 @@ from serve.engine.prompts import Prompts
 from serve.engine.thread.engine_thread import TIMEOUT_S
 from serve.observers import open_observers
 from serve.policy.rule_set import RuleSet
+from serve.registry.reviews import ReviewStore
 from serve.registry.source import RolloutSource
 from serve.selection import ServedPart, start_warm
 from serve.tenants.tenant_file import Tenants
@@ -37,6 +38,7 @@ class ServedOptions:
     traces: str | None = None
     audit_key: Path | None = None
     log: Path | None = None
+    review_store: ReviewStore | None = None
     source: RolloutSource = field(default_factory=RolloutSource)  # the ingress's: it alone writes
 
     @property
@@ -82,5 +84,6 @@ class ServedOptions:
             rule_sets=self.rule_sets,
             tenants=self.tenants,
             observers=observers,
+            review_store=self.review_store,
         )
         return ServedApp(app, engine.close)

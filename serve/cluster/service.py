@@ -24,8 +24,10 @@ from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.weights.card import Card
 from serve.api.access import Caller
+from serve.api.keeping import CheckKeeper
 from serve.api.observe.metrics import Metrics
 from serve.api.observe.record import Observer
+from serve.api.observe.traffic import Counted, added_up
 from serve.api.service import POLL_S, CheckService, not_trained
 from serve.api.session import SESSION_HEADER, conversation_key
 from serve.cluster.messages import CheckLost, RelayedCheck, ReplicaAnswer, ReplicaLost, Replicas
@@ -33,6 +35,7 @@ from serve.cluster.note import ServedNote, version_card, version_of
 from serve.engine import Check
 from serve.engine.refusals import CallerGone, Overloaded, TooLate, not_served, too_late
 from serve.engine.thread.engine_thread import CLOSING_S, TIMEOUT_S
+from serve.registry.reviews import ReviewStore
 from serve.registry.rollout import Rollout, TakenBack
 from serve.registry.source import RolloutSource
 
@@ -107,6 +110,7 @@ class ClusterService(CheckService):
         source: RolloutSource | None = None,
         observers: Sequence[Observer] = (),
         timeout_s: float = TIMEOUT_S,
+        review_store: ReviewStore | None = None,
     ) -> None:
         self.replicas = replicas
         self._shared_note = note
@@ -122,7 +126,10 @@ class ClusterService(CheckService):
         for rule, rollout in self._noted.items():
             self._served[rule] = version_card(rule, rollout.folder)
         self.metrics = Metrics(self._served)
-        super().__init__(self._served, (*observers, self.metrics), source)
+        keeper = None
+        if review_store is not None:
+            keeper = CheckKeeper(review_store, self.metrics.reviews_dropped)
+        super().__init__(self._served, (*observers, self.metrics), source, keeper)
         self.rollouts |= self._noted
 
     def text_tokens(self, text: str) -> int:
@@ -137,10 +144,22 @@ class ClusterService(CheckService):
     async def watch_trials(self) -> None:
         if not any(rollout.trial for rollout in self.rollouts.values()):
             return
+        answers = await self.answers("taken_back")
+        for over in itertools.chain.from_iterable(answer.value for answer in answers):
+            self.take_back(over)
+
+    async def is_ready(self) -> bool:
+        return any(answer.value for answer in await self.answers("ready"))
+
+    async def counted(self) -> Counted:
+        counted = [answer.value for answer in await self.answers("counted")]
+        return added_up([self.traffic.counted(), *counted])  # the own ones are of streams
+
+    async def answers(self, method: str) -> list[ReplicaAnswer]:
+        """What the replicas say that answer in time; nothing where they cannot be asked."""
         with contextlib.suppress(ReplicaLost):
-            answers = await self.replicas.each("taken_back", within_s=CLOSING_S, may_miss=True)
-            for over in itertools.chain.from_iterable(answer.value for answer in answers):
-                self.take_back(over)
+            return await self.replicas.each(method, within_s=CLOSING_S, may_miss=True)
+        return []
 
     async def serve(self, rule: str, *, as_before: bool = False) -> Card:
         """As `CheckService.serve`, on all replicas; Overloaded for a change that is put off."""

@@ -60,6 +60,7 @@ def running_cluster(
             options.source,
             observers,
             options.timeout_s,
+            options.review_store,
         )
         yield create_ingress(
             service,

@@ -7,7 +7,7 @@ that is served, `candidate` the one trained last, unless that is served, `previo
 before. A version may be on trial beside the champion (`rollout.py`); another champion ends that.
 Events form a chain of hashes: one that was edited or taken out amid them is noticed, a cut end
 where somebody has noted the last hash. Any number of processes of one machine may use a registry at
-once, and readers of others: it is no WAL, which a read-only mount cannot read.
+once, and readers of others (`database.py`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from guard.errors import GuardError, choose_from
 from guard.layout import Runs
 from guard.rule import Gate
 from guard.weights.card import Card, load_card
+from serve.registry.database import Database
 from serve.registry.rollout import ENFORCE, OFF, SHOWN_DIGITS, Mode, Rollout, TrialVersion
 
 Alias = Literal["champion", "candidate", "previous"]
@@ -40,7 +41,6 @@ EventKind = Literal["registered", "approved", "published", "rolled_back", "mode_
 
 SCHEMA = Path(__file__).with_name("schema.sql")
 SCHEMA_VERSION = 1
-LOCKED_S = 10.0  # before a registry that another process writes to is an error
 CHANGE_COUNTER = 24  # its place in the file (https://www.sqlite.org/fileformat.html)
 SHORTEST_ID = 4  # digits that name a version
 FOLDER_DIGITS = 16
@@ -49,6 +49,7 @@ FIRST = "the first version of the rule"
 OUTDATED = "this program cannot serve the champion any more"
 SERVED_WITH = ("prompt_hash", "answer_hash", "base", "base_revision")  # of a card
 RESTORE = "Restore the file from a copy; who could write it could change what is served"
+DAMAGED = "Restore the file from a copy; the versions lie beside it, untouched"
 STALE_S = 24 * 3600.0  # after which what a killed process has left is deleted
 OF_RULE = "WHERE model = ? AND rule = ? AND method = ?"
 ALIASES = f"SELECT name, version FROM alias {OF_RULE}"
@@ -105,6 +106,7 @@ class Registry:
     def __init__(self, runs: Runs) -> None:
         self.root = runs.root / "registry"
         self.file = self.root / "registry.sqlite"
+        self._database = Database(self.file, SCHEMA, SCHEMA_VERSION, "registry", DAMAGED)
         self._state = b""  # of the file, when the rollouts were read
         self._rollouts: dict[RegisteredRule, Rollout] = {}
 
@@ -237,7 +239,7 @@ class Registry:
     def _read_changes(self) -> None:
         state = b""
         if self.file.exists():
-            with self._errors(), self.file.open("rb") as file:
+            with self._database.errors(), self.file.open("rb") as file:
                 state = os.pread(file.fileno(), 4, CHANGE_COUNTER)
         if state == self._state:
             return
@@ -245,9 +247,11 @@ class Registry:
         columns = "model, rule, method, is_trial, number, version, event.mode, gate"
         modes = f"SELECT {columns} FROM mode JOIN event ON event = number"
         found: dict[RegisteredRule, Rollout] = {}
-        for *rule, version in self._rows(champions):
+        for *rule, version in self._database.rows(champions):
             found[RegisteredRule(*rule)] = Rollout(folder=self.folder(version))
-        for model, name, method, is_trial, number, version, mode, gate in self._rows(modes):
+        for model, name, method, is_trial, number, version, mode, gate in self._database.rows(
+            modes
+        ):
             of_rule, parsed = RegisteredRule(model, name, method), Mode.parse(mode)
             change: dict[str, object] = {"mode": parsed}
             if is_trial:
@@ -262,14 +266,14 @@ class Registry:
 
     def rules(self) -> list[RegisteredRule]:
         query = "SELECT DISTINCT model, rule, method FROM version ORDER BY rule, model, method"
-        return [RegisteredRule(*row) for row in self._rows(query)]
+        return [RegisteredRule(*row) for row in self._database.rows(query)]
 
     def aliases(self, rule: RegisteredRule) -> Mapping[Alias, str]:
-        return dict(self._rows(ALIASES, rule))
+        return dict(self._database.rows(ALIASES, rule))
 
     def versions(self, rule: RegisteredRule) -> list[Version]:
         """Its versions, the first one first. Raises GuardError if it has none."""
-        rows = self._rows(VERSIONS, rule)
+        rows = self._database.rows(VERSIONS, rule)
         if not rows:
             remedy = f"Run `make train` for it. {choose_from(str(rule), map(str, self.rules()))}"
             raise GuardError(f"no version of {rule}", where=self.file, remedy=remedy)
@@ -280,7 +284,7 @@ class Registry:
         several.
         """
         versions = self.versions(rule)
-        prefix = dict(self._rows(ALIASES, rule)).get(named, named)
+        prefix = dict(self._database.rows(ALIASES, rule)).get(named, named)
         found = [version for version in versions if version.id.startswith(prefix)]
         if len(found) == 1 and len(prefix) >= SHORTEST_ID:
             return found[0]
@@ -291,7 +295,7 @@ class Registry:
         raise GuardError(problem, got=repr(prefix), remedy=f"It has {known}")
 
     def events(self) -> list[Event]:
-        return [Event(*row) for row in self._rows("SELECT * FROM event ORDER BY number")]
+        return [Event(*row) for row in self._database.rows("SELECT * FROM event ORDER BY number")]
 
     def verify(self, *, files: bool = True) -> None:
         """Raise GuardError for the first event that does not continue the chain, a champion or a
@@ -308,7 +312,9 @@ class Registry:
             decided.follow(event, rule_of[event.version])
         for rule in self.rules():
             champion = self.aliases(rule).get("champion")
-            modes = {bool(is_trial): number for is_trial, number in self._rows(MODES, rule)}
+            modes = {
+                bool(is_trial): number for is_trial, number in self._database.rows(MODES, rule)
+            }
             if (champion, modes) != decided.of(rule):
                 problem = f"no event made the champion of {rule} or set its modes"
                 raise GuardError(problem, where=self.file, remedy=RESTORE)
@@ -372,65 +378,10 @@ class Registry:
         with target.open("rb") as copied:
             os.fsync(copied.fileno())
 
-    def _rows(self, query: str, values: tuple[object, ...] = ()) -> list[Any]:
-        """What a query finds; nothing, and nothing is made, where there is no registry."""
-        if not self.file.exists():
-            return []
-        with self._errors(), self._connected(f"{self.file.absolute().as_uri()}?mode=rw") as reading:
-            if not self._schema_version(reading):
-                return []
-            return reading.execute(query, values).fetchall()
-
     @contextlib.contextmanager
     def _changing(self) -> Iterator[_Changes]:
-        """A transaction, which no other one overlaps."""
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            remedy = "Let the output folder be written to"
-            raise GuardError(f"{error.strerror}", where=self.root, remedy=remedy) from error
-        with self._errors(), self._connected(self.file.absolute().as_uri()) as connection:
-            if not self._schema_version(connection):  # of a new file
-                script = SCHEMA.read_text(encoding="utf-8")
-                version = f"PRAGMA user_version = {SCHEMA_VERSION};"
-                connection.executescript(f"BEGIN IMMEDIATE; {script} {version} COMMIT;")
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield _Changes(connection)
-                connection.execute("COMMIT")
-            finally:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-
-    @contextlib.contextmanager
-    def _connected(self, uri: str) -> Iterator[sqlite3.Connection]:
-        connection = sqlite3.connect(uri, uri=True, timeout=LOCKED_S, isolation_level=None)
-        with contextlib.closing(connection):
-            connection.execute("PRAGMA foreign_keys = ON")
-            yield connection
-
-    def _schema_version(self, connection: sqlite3.Connection) -> int:
-        """0 for a new file. Raises GuardError for one of a newer program."""
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version > SCHEMA_VERSION:
-            problem = "the registry was written by a newer version of this program"
-            remedy = "Update this checkout, or use another output folder"
-            raise GuardError(problem, where=self.file, got=version, remedy=remedy)
-        return int(version)
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Errors of SQLite and the file system as GuardErrors."""
-        try:
-            yield
-        except (sqlite3.OperationalError, OSError) as error:
-            problem = f"the registry cannot be used: {error}"
-            remedy = "If another process holds it, wait for that; else look at disk and rights"
-            raise GuardError(problem, where=self.file, remedy=remedy) from error
-        except sqlite3.DatabaseError as error:
-            problem = f"the registry is damaged: {error}"
-            remedy = "Restore the file from a copy; the versions lie beside it, untouched"
-            raise GuardError(problem, where=self.file, remedy=remedy) from error
+        with self._database.changing() as connection:
+            yield _Changes(connection)
 
 
 class _Decided:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import os
 import ssl
 import subprocess
 import sys
@@ -20,8 +21,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from guard.home import ROOT
+from serve.registry.reviews import KEY
 from serve.tenants.key_ring import key_hash
 from tests.serve.guarded import save_adapter
+from tests.serve.review_store import new_key
 
 SHOP = {"authorization": "Bearer the shop's key"}
 ADMIN = {"authorization": "Bearer the admin's key"}
@@ -83,12 +86,14 @@ def make_certificates(folder: Path) -> Certificates:
 class ServerProcess:
     """`python -m serve.up` on the tiny base, with a random adapter for the rule `pii_leak`.
 
-    It has a rule set, a tenant, an admin, an audit log, and TLS with certificates on both ends.
+    It has a rule set, a tenant, an admin, an audit log, a review store that keeps everything, and
+    TLS with certificates on both ends.
     """
 
     def __init__(self, folder: Path) -> None:
         self.audit = folder / "audit.jsonl"
         self.errors = folder / "stderr"
+        self.kept = folder / "registry" / "reviews.db"
         self._files = make_certificates(folder)
         save_adapter(folder / "tiny" / "pii_leak" / "alora", "pii_leak", seed=2)
         (folder / "sets.yaml").write_text(
@@ -96,7 +101,9 @@ class ServerProcess:
             "{rule: pii_leak, unless: {metadata: {audience: staff}}}}}"
         )
         (folder / "tenants.yaml").write_text(TENANTS)
+        (folder / "policy.yaml").write_text("share: 1")
         options = {
+            "reviews": folder / "policy.yaml",
             "runs": folder,
             "port": 0,
             "rule-sets": folder / "sets.yaml",
@@ -110,7 +117,12 @@ class ServerProcess:
         command += [f"--{name}={value}" for name, value in options.items()]
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True
+                command,
+                cwd=ROOT,
+                env={**os.environ, KEY: new_key()},
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
             )
         self.output = ""
         self.address = self._address()

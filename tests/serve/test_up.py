@@ -29,6 +29,7 @@ from serve.api.app import create_app
 from serve.api.input.bounded_heads import BoundedHeads
 from serve.observers import open_observers
 from serve.policy.rule_set import RuleSet
+from serve.registry.reviews import ReviewStore
 from serve.selection import Selection, served_parts
 from serve.tls import tls_settings
 from serve.up import _config, _listening, _rule_sets, _serve, _tenants, main
@@ -254,6 +255,7 @@ def test_the_server_judges_over_tls_keeps_no_content_and_ends_well(server: Serve
         stranger.get("/readyz")
     with server.client() as client, ThreadPoolExecutor(4) as pool:
         assert client.get("/readyz").json() == {"status": "ok"}
+        assert "Secure" in client.get("/console/login").headers["set-cookie"]
         assert client.post("/v1/check", json=long_check(0)).status_code == 401
         answer = client.post("/v1/check", json=long_check(0), headers=SHOP).json()
         assert answer["rule_set"] == "support"
@@ -284,5 +286,9 @@ def test_the_server_judges_over_tls_keeps_no_content_and_ends_well(server: Serve
     assert {response.headers["x-request-id"] for response in answers} <= noted
     assert server.process.stdout is not None
     output = server.output + server.process.stdout.read()
-    for record in (server.audit.read_text(), server.errors.read_text(), output, metrics):
+    kept = ReviewStore(Runs(server.kept.parent.parent)).progress()
+    assert [(rule.rule, rule.waiting) for rule in kept] == [("pii_leak", 1 + len(futures))]
+    encrypted = server.kept.read_bytes().decode(errors="replace")
+    texts = (server.audit.read_text(), server.errors.read_text(), output, metrics, encrypted)
+    for record in texts:
         assert MARKER not in record

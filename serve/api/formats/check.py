@@ -252,7 +252,9 @@ async def check(body: ExplainedCheckRequest, request: Request) -> CheckResponse:
     response = CheckResponse.of(decided, question.rule_set.name)
     if body.explain:
         try:
-            response.explanations = await _explanations(body, request, decided)
+            first = len(body.tool_turns) + 1
+            asked_of = (body.conversation, first, body.cache_salt)
+            response.explanations = await explanations(request, decided, *asked_of)
         except GuardError as error:  # the verdicts stand without explanations
             log.warning("violations are not explained: %s", engine_failure(error))
     return response
@@ -285,10 +287,15 @@ async def rule_sets(request: Request) -> list[ServedRuleSet]:
     return served
 
 
-async def _explanations(
-    body: CheckRequest, request: Request, decided: DecidedCheck
+async def explanations(
+    request: Request,
+    decided: DecidedCheck,
+    conversation: Sequence[Message],
+    first: int = 1,
+    cache_salt: str | None = None,
 ) -> dict[str, Explanation]:
-    """The turn that carries each violation: the one at whose end the rule's logit rises most.
+    """The turn that carries each violation: the one at whose end the rule's logit rises most. Turns
+    count from the one that the `first` part of the conversation ends with.
 
     The whole conversation was computed just before, so each turn costs a suffix of each violated
     rule. Leave-one-out names the turn as well (docs/results/quality.md), but computes all turns
@@ -301,11 +308,9 @@ async def _explanations(
     now = time.monotonic()
     deadline = now + EXPLAINING_SHARE * (request.scope["deadline"] - now)
     explaining = Request({**request.scope, "deadline": deadline}, request.receive)
-    first = len(body.tool_turns) + 1
-    growing = [body.conversation[:end] for end in range(first, len(body.conversation))]
+    growing = [conversation[:end] for end in range(first, len(conversation))]
     rule_set = RuleSet.any_of(violated)
-    salt, whole = body.cache_salt, body.conversation
-    question = Question(rule_set, cache_salt=salt, purpose="explanation", within=whole)
+    question = Question(rule_set, cache_salt=cache_salt, purpose="explanation", within=conversation)
     checks = await CheckService.of(request).check_each(explaining, growing, question)
     turns = []
     for at_end in (*checks.all(), decided):

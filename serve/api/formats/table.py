@@ -15,6 +15,7 @@ from starlette.routing import Route
 from guard.errors import GuardError
 from guard.files.own_module import imported
 from guard.home import HOME
+from serve.api.access import FEEDBACK
 from serve.api.formats import (
     agentgateway,
     check,
@@ -37,7 +38,7 @@ SHIPPED: Mapping[str, WireFormat] = {
     "litellm": litellm.FORMAT,
     "agentgateway": agentgateway.FORMAT,
 }
-# The first parts of the server's own paths.
+# The first parts of the server's own paths, but of FEEDBACK.
 RESERVED = ("healthz", "readyz", "health", "metrics", "admin", "docs", "redoc", "openapi.json")
 
 
@@ -66,7 +67,7 @@ def all_formats(folder: Path) -> dict[str, WireFormat]:
             for path in filter(earlier.has_path, paths):
                 raise _taken(file, f"the path {path} of {name}")
         for path in paths:
-            if path.split("/")[1] in (*RESERVED, ""):
+            if path == FEEDBACK or path.split("/")[1] in (*RESERVED, ""):
                 raise _taken(file, f"the path {path}")
         formats[file.stem] = wire_format
     return formats

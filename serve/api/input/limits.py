@@ -7,7 +7,7 @@ import logging
 import re
 import time
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 from starlette.datastructures import Headers
@@ -37,6 +37,8 @@ MAX_SALT = 200  # characters
 MAX_CALL_ID = 200  # characters by which a reply's conversation is found
 MAX_TEXTS = 256  # of a request that has several, each checked by itself
 MAX_TURNS = 500  # of a conversation that is checked at the end of each
+CONSOLE_PATH = "/console"  # of people, also of those who have not said yet who they are
+MAX_FORMS, MAX_FORM_BYTES = 32, 2**20  # that the console reads at once, beside all checks
 STREAM_PATH = "/v1/check/stream"  # its bodies are written slowly
 STREAM_S = 1800.0  # that a reply may be written for
 TEXTS_AT_ONCE = 16  # of one request in the engine, so that others find room beside it
@@ -64,7 +66,9 @@ Metadata = Annotated[
     BeforeValidator(_has_few_keys),
 ]
 
-RequestKind = Literal["request", "stream"]
+RequestKind = Literal["request", "stream", "console"]
+
+KINDS: tuple[RequestKind, ...] = get_args(RequestKind)
 
 Refuse = Callable[[Scope, HTTPException], Response]  # in the words of the request's format
 
@@ -79,8 +83,11 @@ def route_path(scope: Scope) -> str:
 
 
 def kind_of(scope: Scope) -> RequestKind:
-    if route_path(scope) == STREAM_PATH:
+    path = route_path(scope)
+    if path == STREAM_PATH:
         return "stream"
+    if path.startswith(CONSOLE_PATH):
+        return "console"
     return "request"
 
 
@@ -93,7 +100,8 @@ class BoundedBodies:
 
     The limit is MAX_BYTES, or the caller's own if that is less, of what is sent and of what that is
     once unpacked. A request is refused too while `max_requests`, by default MAX_REQUESTS, are under
-    way. Streams count by themselves, up to MAX_STREAMS: written slowly, they keep no other out.
+    way. Streams count by themselves, up to MAX_STREAMS, and forms, up to MAX_FORMS: written slowly,
+    they keep no other out.
 
     Body and checks together have `timeout_s` seconds from the head on, or what TIMEOUT_HEADER says:
     until `scope["deadline"]`, by time.monotonic. A stream moves that by `scope["seconds"]` a line.
@@ -107,7 +115,7 @@ class BoundedBodies:
         self._refuse = refuse
         self._timeout_s = timeout_s
         self._max_requests = max_requests
-        self._under_way: dict[RequestKind, int] = {"request": 0, "stream": 0}
+        self._under_way = dict.fromkeys(KINDS, 0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
@@ -129,12 +137,12 @@ class BoundedBodies:
 
     def _admitted(self, kind: RequestKind, scope: Scope, receive: Receive) -> Receive:
         """The request's bounded body; `scope` has its deadline. Raises HTTPException."""
-        limit = MAX_STREAMS
-        if kind != "stream":
-            limit = self._max_requests or MAX_REQUESTS
+        own_limits = {"stream": MAX_STREAMS, "console": MAX_FORMS}
+        limit = own_limits.get(kind, self._max_requests or MAX_REQUESTS)
         if self._under_way[kind] >= limit:
             raise HTTPException(503, TOO_MANY, RETRY_AFTER)
-        max_bytes = min(MAX_BYTES, scope["caller"].limits.body_bytes or MAX_BYTES)
+        most = MAX_FORM_BYTES if kind == "console" else MAX_BYTES
+        max_bytes = min(most, scope["caller"].limits.body_bytes or most)
         stated = Headers(scope=scope).get("content-length", "")
         if stated.isdecimal() and int(stated) > max_bytes:
             raise _too_large(max_bytes)

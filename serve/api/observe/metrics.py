@@ -48,6 +48,8 @@ class Metrics:
         self._disagreed = counter("guard_trial_disagreements", text, ["rule", "version"])
         self._uncertain = counter("guard_uncertain_verdicts", "Not confident.", ["rule"])
         self._tokens = counter("guard_tokens", "Prompt tokens of answered checks.", ["source"])
+        text = "Checks that were to be kept for review, and could not be."
+        self.reviews_dropped = counter("guard_reviews_dropped", text)
         ProcessCollector(registry=self.registry)
         self._begin_at_zero(rules)
 

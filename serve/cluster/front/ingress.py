@@ -20,7 +20,7 @@ from starlette.routing import request_response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
-from serve.api import admin
+from serve.api import admin, reviews
 from serve.api.access import Caller
 from serve.api.app import put_in_front
 from serve.api.catalogue import Catalogue
@@ -62,6 +62,7 @@ def create_ingress(
     catalogue = Catalogue(service.cards, rule_sets or {})
     put_in_front(app, catalogue, tenants, timeout_s, service.metrics, MAX_REQUESTS * most_replicas)
     app.include_router(admin.router)
+    app.include_router(reviews.router)
     ClusterProbes(service).add_to(app)
     app.include_router(stream.router)
     # For all paths that are not its own, whatever the method.

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from serve.api.probes import up_or_down
-from serve.cluster.messages import ReplicaAnswer, ReplicaLost
+from serve.cluster.messages import ReplicaLost
 from serve.cluster.service import ClusterService
 
 # Metrics of requests: the ingress counts these itself, with those that no replica saw.
@@ -110,7 +110,6 @@ def _sum(families: Sequence[Metric]) -> Metric:
     return summed
 
 
-PROBE_S = 5.0  # seconds that replicas have to answer a probe
 # Seconds from the first look that finds no replica, after which none is expected back.
 LOST_S = 120.0
 
@@ -145,11 +144,13 @@ class ClusterProbes:
         return False
 
     async def readyz(self, request: Request) -> JSONResponse:
-        return up_or_down(any(state.value for state in await self._each("ready")))
+        return up_or_down(await self._service.is_ready())
 
     async def metrics(self, request: Request) -> Response:
         """The metrics of all replicas, added up; where none answers, what they counted last."""
-        expositions = {answer.replica: answer.value for answer in await self._each("metrics")}
+        expositions = {
+            answer.replica: answer.value for answer in await self._service.answers("metrics")
+        }
         text, served = "Rules that can be asked.", len(self._service.cards)
         families = self._sums.families(expositions)
         families.append(GaugeMetricFamily("guard_rules_served", text, served))
@@ -157,9 +158,3 @@ class ClusterProbes:
         accept = request.headers.get("accept", "")
         content, content_type = self._service.metrics.exposition(accept, registry)
         return Response(content, headers={"content-type": content_type})
-
-    async def _each(self, method: str) -> list[ReplicaAnswer]:
-        """The answers that come in time; none where replicas cannot be asked."""
-        with contextlib.suppress(ReplicaLost):
-            return await self._service.replicas.each(method, within_s=PROBE_S, may_miss=True)
-        return []

@@ -30,6 +30,7 @@ from serve.cluster.replica import GuardReplica
 from serve.cluster.service import ClusterService
 from serve.cluster.size import ReplicaRange
 from serve.policy.rule_set import RuleSet
+from serve.registry.reviews import ReviewStore
 from serve.registry.rollout import Rollout
 from serve.registry.source import RolloutSource
 from serve.tenants.key_ring import key_hash
@@ -103,12 +104,14 @@ class LocalReplicas:
 
 
 @contextlib.asynccontextmanager
-async def local_replicas(note: ServedNote, count: int = 2) -> AsyncIterator[LocalReplicas]:
+async def local_replicas(
+    note: ServedNote, count: int = 2, start: WordsStart | None = None
+) -> AsyncIterator[LocalReplicas]:
     """Replicas of WordsEngine, started and closed."""
     async with contextlib.AsyncExitStack() as until_closed:
         replicas = []
         for number in range(count):
-            replica = GuardReplica(f"replica-{number}", WordsStart(), note)
+            replica = GuardReplica(f"replica-{number}", start or WordsStart(), note)
             await replica.start()
             until_closed.push_async_callback(replica.close)
             replicas.append(replica)
@@ -125,14 +128,17 @@ class LocalCluster:
         observers: Sequence[Observer] = (),
         source: RolloutSource | None = None,
         others: Mapping[str, Path] | None = None,
+        review_store: ReviewStore | None = None,
         **options: Any,
     ) -> None:
         self.root = root
         self.folders = trained(root, rules) | dict(others or {})
         self.pool = LocalReplicas([])
         self._noted = noted(root, self.folders)
+        self._start = WordsStart(review_store=review_store)
         source = source or found_in(next(iter(self.folders.values())).parent)
-        service = service_of(self.pool, self._noted, self.folders, observers, source=source)
+        served = {"source": source, "review_store": review_store}
+        service = service_of(self.pool, self._noted, self.folders, observers, **served)
         self._app = create_ingress(service, **({"timeout_s": 10.0} | options))
 
     @contextlib.contextmanager
@@ -143,7 +149,7 @@ class LocalCluster:
         @contextlib.asynccontextmanager
         async def lifespan(app: FastAPI) -> AsyncIterator[None]:
             async with inner(app), contextlib.AsyncExitStack() as until_closed:
-                replicas = local_replicas(self._noted)
+                replicas = local_replicas(self._noted, start=self._start)
                 started = await until_closed.enter_async_context(replicas)
                 self.pool.replicas = started.replicas
                 yield

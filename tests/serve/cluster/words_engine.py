@@ -23,6 +23,7 @@ from serve.cluster.replica import ServedApp
 from serve.engine import Call, OpenCheck, Score
 from serve.engine.score import EngineCounters
 from serve.registry.registry import FOLDER_DIGITS
+from serve.registry.reviews import ReviewStore
 from tests.serve.cards import save_card
 from tests.serve.toy_engine import ToyEngine
 
@@ -117,10 +118,11 @@ class WordsStart:
     """Starts a replica's app around a WordsEngine. A StartApp."""
 
     timeout_s: float = 30.0
+    review_store: ReviewStore | None = None
 
     def __call__(self, folders: Mapping[str, Path]) -> ServedApp:
         """The app; there is nothing to close."""
-        app = create_app(WordsEngine(folders), self.timeout_s)
+        app = create_app(WordsEngine(folders), self.timeout_s, review_store=self.review_store)
         return ServedApp(app, lambda: None)
 
 

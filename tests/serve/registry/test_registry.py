@@ -227,7 +227,7 @@ def test_a_registry_that_is_newer_broken_or_held_is_an_error_that_says_so(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, second = registered(registry, b"first", b"second")
-    monkeypatch.setattr("serve.registry.registry.LOCKED_S", 0.1)
+    monkeypatch.setattr("serve.registry.database.LOCKED_S", 0.1)
     holder = sqlite3.connect(registry.file, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     with pytest.raises(GuardError, match="cannot be used: database is locked"):

@@ -9,6 +9,7 @@ import pytest
 from httpx import Client
 
 from guard.errors import GuardError
+from serve.api.access import FEEDBACK
 from serve.api.app import create_app
 from serve.api.formats.table import RESERVED, all_formats, wire_formats
 from tests.serve.serving import serving
@@ -84,6 +85,7 @@ def test_an_own_format_is_answered_and_says_errors_in_its_own_body(
         ("check", OWN, "the name or a path of another one"),
         ("mine", OWN.replace('"/mine"', '"/{rule}/api/v1/text/chat"'), "the name or a path"),
         ("mine", OWN.replace('"/mine"', '"/health"'), "server's own"),
+        ("mine", OWN.replace('"/mine"', '"/v1/feedback"'), "server's own"),
         ("mine", "def", "cannot be imported: SyntaxError"),
         ("mine", "FORMAT = 5", "has no FORMAT"),
     ],
@@ -99,5 +101,6 @@ def test_a_file_that_is_no_format_or_takes_another_s_place_is_refused(
 def test_the_server_s_own_paths_are_reserved() -> None:
     app = create_app(ToyEngine())  # type: ignore[arg-type]
     own = {route.path for one in wire_formats().values() for route in one.router.routes}  # type: ignore[attr-defined]
+    own.add(FEEDBACK)
     firsts = {route.path.split("/")[1] for route in app.routes if route.path not in own}  # type: ignore[attr-defined]
     assert firsts == set(RESERVED)

@@ -290,4 +290,5 @@ def test_every_metric_of_the_board_exists(client: Client) -> None:
         "guard_rules_served",
         "guard_engine_restarts_total",
         "guard_cache_capacity_tokens",
+        "guard_reviews_dropped_total",
     }

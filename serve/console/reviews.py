@@ -1,0 +1,93 @@
+"""The queue of kept checks, one rule of one conversation after the other, for people to label."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import Form, Request, Response
+from starlette.exceptions import HTTPException
+
+from serve.api import reviews
+from serve.api.access import Caller, acting
+from serve.api.formats.check import explanations
+from serve.api.service import CheckService, Question
+from serve.console.site import Console, Words, done, page, pages
+from serve.registry.reviews import Label, QueuedReview
+
+router = pages()
+
+Skipped = Annotated[int, Form(ge=0, le=10_000)]
+
+
+@router.get("/reviews")
+async def review(request: Request, skip: int = 0) -> Response:
+    return await _page(request, skip)
+
+
+@router.post("/reviews")
+async def vote(
+    request: Request,
+    request_id: Words,
+    conversation: Words,
+    rule: Words,
+    label: Annotated[Label, Form()],
+    skip: Skipped,
+) -> Response:
+    """Count the label, and show what follows."""
+    reviewer = acting(request, "reviewer")
+    body = reviews.FeedbackRequest(
+        request_id=request_id, rule=rule, reviewer=reviewer, conversation=conversation, label=label
+    )
+    await reviews.label(body, request)
+    Console.of(request).voted[reviewer].append(body)
+    return done(f"/reviews?skip={skip}")
+
+
+@router.post("/reviews/undo")
+async def undo(request: Request, skip: Skipped) -> Response:
+    """Take back the reviewer's last label; further ones, if it is asked again."""
+    if voted := Console.of(request).voted[acting(request, "reviewer")]:
+        await reviews.withdraw(voted.pop(), request)
+    return done(f"/reviews?skip={skip}")
+
+
+@router.post("/reviews/explain")
+async def explain(request: Request, conversation: Words, skip: Skipped) -> Response:
+    """Mark the turn that carries the violation, by the version that is served now."""
+    item = await _queued(request, skip)
+    if item is None or item.conversation != conversation or item.messages is None:
+        raise HTTPException(409, "the queue has moved on: load it again")
+    rule_set = Caller.of(request).catalogue.selected([item.rule])
+    question = Question(rule_set, purpose="explanation", within=item.messages)
+    decided = await CheckService.of(request).check(request, item.messages, question)
+    explained = await explanations(request, decided, item.messages)
+    marked = -1
+    if item.rule in explained:
+        marked = explained[item.rule].turn
+    return await _page(request, skip, marked)
+
+
+async def _page(request: Request, skip: int, marked: int | None = None) -> Response:
+    """What waits, with the `marked` turn; by default an assistant's last one. -1: none is."""
+    item, is_explained = await _queued(request, skip), marked is not None
+    if item is not None and item.messages is not None and marked is None:
+        said = [n for n, message in enumerate(item.messages) if message.role == "assistant"]
+        marked = said[-1] if said else -1
+    return await page(
+        request,
+        "reviews",
+        item=item,
+        skip=skip,
+        marked=marked,
+        is_explained=is_explained,
+        progress=await asyncio.to_thread(reviews.store_of(request).progress),
+        voted=len(Console.of(request).voted[acting(request, "viewer")]),
+        served=CheckService.of(request).cards,
+    )
+
+
+async def _queued(request: Request, skip: int) -> QueuedReview | None:
+    """What waits behind as many as the reviewer skips."""
+    queue = await reviews.queue(request, acting(request, "viewer"), limit=skip + 1)
+    return queue[skip] if 0 <= skip < len(queue) else None
