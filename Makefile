@@ -17,17 +17,17 @@ export TORCH_CPP_LOG_LEVEL ?= ERROR
 
 # Given as `make eval RULE=all` or by the shell.
 RULE ?= medical_advice##   a rule of recipes/rules, several separated by commas, or all
-MODEL ?= tiny##   a base of recipes/models: tiny, minilm, qwen3-4b, …; for make eval, transfer, curve, up, scan also several: tiny,minilm
+MODEL ?= tiny##   a base of recipes/models: tiny, minilm, qwen3-4b, …; for make eval, curve, up, scan also several: tiny,minilm
 DATA ?=##   your rows (.jsonl, .csv, hub:ORG/NAME), generator, generator+FILE (a few of yours beside), or llm; each with +reviews behind it too; kept
 METHOD ?=##   one method of the recipe: lora, alora or head; by default all, for make up the recipe's aLoRA, else the first that it lists
-SEEDS ?=##   0,1,2 trains three of every seeded method; by default 0, the served one (make transfer, curve: 0,1,2), and evaluates all that are there
+SEEDS ?=##   0,1,2 trains three of every seeded method; by default 0, the served one (make curve: 0,1,2), and evaluates all that are there
 QUICK ?=##   1: the coarse grid of make serve and of the benchmarks; for make test: no engine starts, 2 minutes
 FORCE ?=##   1: do a stage again although nothing changed
 NAME ?=##   for make rule: the new rule's name; for make bench: which benchmark
 POLICY ?=##   for make rule: what is forbidden, in a sentence
 FILES ?=##   for make scan, replay and verify: files, folders, patterns (.jsonl, .jsonl.gz, .parquet) or hub:ORG/NAME, separated by blanks
 PORT ?=##   for make up: by default 8000
-REPLICAS ?=##   for make up: servers behind one address, on Ray: 2, or 1-4 for as many as the load needs (docs/replicas.md)
+REPLICAS ?=##   for make up: servers behind one address, on Ray: REPLICAS=2 (docs/replicas.md)
 CENTURION_HOME ?=##   the folder of your own rules, recipes and runs, laid out as the checkout (docs/commands.md); by default the checkout
 export CENTURION_HOME
 # For experts.
@@ -43,13 +43,10 @@ EXAMPLES ?=##   for DATA=llm: how many rows, by default 1000
 JUDGED ?=##   for make rule: whose words can violate it, by default assistant
 SPLITS ?=##   for your own data: keep its splits, clean leaks out of them, or new
 WIDE ?=##   1: make serve to 500 rules and 32,000 tokens, with 1,000 adapters resident, in an hour
-REAL ?=##   for make transfer: how many real rows are mixed in, by default 0,20,50,100
-ROWS ?=##   for make curve: numbers of labelled rows, by default 50,100,300,1000,all
-GRID ?=##   for make sweep: what to try; default: recipes/sweeps/rank.yaml
+ROWS ?=##   for make curve: numbers of labelled rows, by default 50,100,300,1000,all; beside generated ones 0,20,50,100
 A ?=##   for make replay: a folder of weights, runs/MODEL/RULE/METHOD; make rules names those of older versions
 B ?=##   for make replay: the other one
 OUT ?=##   for make scan and replay: the folder for the verdicts, by default runs/scan or runs/replay
-FORMAT ?=##   for make scan: jsonl, the default, or parquet
 # Of HOST only what stands on the command line: some shells export the machine's name under it.
 HOST ?=##   for make up: the address to listen on, by default 127.0.0.1
 WATCH ?=##   1: make up serves what is published or rolled back in seconds, without a restart
@@ -66,9 +63,8 @@ TLSKEY ?=##   for make up: a PEM file, the private key of TLSCERT
 TLSCA ?=##   for make up: a PEM file; only clients with a certificate of this authority may ask
 TIMEOUT ?=##   for make up: seconds that a check may take, by default 60
 PLAN ?=##   for make plan: a plan of recipes/plans or a YAML file, by default tiny_here
-SCALEDOWN ?=##   for REPLICAS=1-4: seconds of less load until a replica ends, by default 600
 MERGED ?=##   for make up: MERGED=1 serves the one rule of RULE from the base that make merge has put its LoRA into
-OPTIONS ?=##   for make bench, plan, scan, replay, verify, transfer, curve and fuzz: further options, quoted; make bench NAME=fleet OPTIONS=--help lists them
+OPTIONS ?=##   for make bench, plan, scan, replay, verify, curve and fuzz: further options, quoted; make bench NAME=encoder OPTIONS=--help lists them
 MINUTES ?=##   for make fuzz: by default 10
 DEVICE ?=##   cpu or cuda; otherwise what .venv was built for, and for a new one nvidia-smi decides
 device := $(or $(DEVICE),$(shell cat .venv/device 2>/dev/null),$(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu))
@@ -83,7 +79,7 @@ as_they_stand := POLICY DATA UNLABELLED A B FILES OUT WHY
 $(foreach variable,$(as_they_stand),$(eval override $(variable) := $$(value $(variable))))
 export $(as_they_stand)
 
-.PHONY: help help-all all rule data train eval serve up scan rules publish rollback test mode push pull reviews verify plan calibrate test-gpu-path replay transfer curve sweep bench merge fuzz doctor setup check format clean
+.PHONY: help help-all all rule data train eval serve up scan rules publish rollback test mode push pull reviews verify plan calibrate test-gpu-path replay curve bench merge fuzz doctor setup check format clean
 
 commands := awk -F ' *\#\#   ' '/^[a-z-]+:.*\#\#/ { sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, $$2 }'
 variables := awk -F ' *\#\#   ' '/^[A-Z_]+ \?=.*\#\#/ { sub(/ \?= */, "=", $$1); printf "  %-22s %s\n", $$1, $$2 }'
@@ -157,15 +153,14 @@ endif
 
 up: $(ready) $(if $(REPLICAS),$(cluster)) ##   the guardrail server, in the foreground; every rule trained by its method, or those of RULE
 	$(python) -m serve.up --model $(MODEL) $(call option,rules,$(served_rules)) $(call option,method,$(METHOD)) $(call flag,merged,$(MERGED)) \
-		$(call option,replicas,$(REPLICAS)) $(call option,scale-down,$(SCALEDOWN)) $(call option,host,$(host)) $(call option,port,$(PORT)) $(call option,timeout,$(TIMEOUT)) \
+		$(call option,replicas,$(REPLICAS)) $(call option,host,$(host)) $(call option,port,$(PORT)) $(call option,timeout,$(TIMEOUT)) \
 		$(call flag,watch,$(WATCH)) $(call option,rule-sets,$(RULESETS)) $(call option,tenants,$(TENANTS)) \
 		$(call option,audit-log,$(AUDIT)) $(call option,audit-key,$(AUDITKEY)) $(call option,traces,$(TRACES)) $(call option,reviews,$(REVIEWS)) \
 		$(call option,tls-cert,$(TLSCERT)) $(call option,tls-key,$(TLSKEY)) $(call option,tls-client-ca,$(TLSCA))
 
 scan: $(ready) ##   FILES="logs/*.jsonl" -> every stored conversation judged by every rule trained by its method, or those of RULE; resumable -> runs/scan
 	$(python) -m serve.scan.run --files "$$FILES" --model $(MODEL) $(call option,rules,$(served_rules)) $(call option,method,$(METHOD)) \
-		$(if $(OUT),--out "$$OUT") $(call option,format,$(FORMAT)) \
-		$(call flag,force,$(FORCE)) $(OPTIONS)
+		$(if $(OUT),--out "$$OUT") $(call flag,force,$(FORCE)) $(OPTIONS)
 
 rules: $(ready) ##   every version of every rule, or of those of RULE: which is served, where it lies, how good it is
 	$(python) -m serve.versions list $(call option,rules,$(served_rules)) $(OPTIONS)
@@ -206,26 +201,17 @@ test-gpu-path: $(ready) ##   vLLM's runner V2 and low-rank kernels against PEFT:
 	$(python) -m pytest -n0 $(if $(filter cpu,$(device)),-p tests.serve.gpu_path.interpreted) tests/serve/gpu_path/ring_*.py
 
 replay: $(ready) ##   A=folder B=folder FILES="logs/*.jsonl": which verdicts on recorded traffic flip, over one prefill; fails if B is worse on labelled rows -> runs/replay
-	$(python) -m serve.scan.replay "$$A" "$$B" --files "$$FILES" $(call option,method,$(METHOD)) $(if $(OUT),--out "$$OUT") \
+	$(python) -m serve.scan.replay "$$A" "$$B" --files "$$FILES" $(if $(OUT),--out "$$OUT") \
 		$(call flag,force,$(FORCE)) $(OPTIONS)
 
-# Three stages over the points of one study: $(1) its kind, $(2) the numbers of rows.
-define study
-	$(python) -m data.study $(1) --rule '$(RULE)' $(data_option) $(call option,rows,$(2)) $(call option,seeds,$(SEEDS)) $(OPTIONS)
-	$(python) -m train.study $(1) --rule '$(RULE)' $(data_option) --model $(MODEL) $(call option,method,$(METHOD)) $(call flag,force,$(FORCE))
-	$(python) -m eval.study.run $(1) --rule '$(RULE)' $(data_option) --model $(MODEL) $(call option,method,$(METHOD))
-endef
+study = --rule '$(RULE)' $(data_option)
 
-transfer: $(ready) ##   trained on generated rows and a few real ones of DATA=file, tested on its others -> AUROC, runs/transfer
-	$(call study,transfer,$(REAL))
+curve: $(ready) ##   how many rows, and which method? AUROC against rows of DATA=FILE, or DATA=generator+FILE beside generated ones -> runs/curve
+	$(python) -m data.study $(study) $(call option,rows,$(ROWS)) $(call option,seeds,$(SEEDS)) $(OPTIONS)
+	$(python) -m train.study $(study) --model $(MODEL) $(call option,method,$(METHOD)) $(call flag,force,$(FORCE))
+	$(python) -m eval.study $(study) --model $(MODEL) $(call option,method,$(METHOD))
 
-curve: $(ready) ##   how many rows, and which method? AUROC against rows of DATA=file, or of make data -> runs/curve
-	$(call study,curve,$(ROWS))
-
-sweep: $(ready) ##   layers, ranks, learning rates and seeds of one rule's aLoRA against each other -> table, runs/sweeps (hours)
-	$(python) -m train.sweep --rule '$(RULE)' --model $(MODEL) $(call option,grid,$(GRID)) $(call flag,force,$(FORCE))
-
-bench: $(ready) ##   lists the benchmarks; NAME=fleet runs one -> table, runs/*_bench.json
+bench: $(ready) ##   lists the benchmarks; NAME=encoder runs one -> table, runs/*_bench.json
 	$(python) -m serve.bench $(if $(name),'$(name)' $(offers)) $(OPTIONS)
 
 merge: $(ready) ##   a rule's LoRA folded into the base's weights, for a server of one rule -> runs/MODEL/RULE/merged

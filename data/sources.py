@@ -18,14 +18,13 @@ from data.reviews import AND_REVIEWS, with_reviews
 from data.rows import FILE_READERS, HUB, SourceRow, is_readable, local_files, read_rows
 from data.splits import refuse_copies
 from guard.arguments import multiple
-from guard.conversation.example import GENERATOR, Example, Split
+from guard.conversation.example import GENERATOR, GENERATOR_AND, Example, Split
 from guard.errors import GuardError, did_you_mean
 from guard.layout import Runs
 from guard.rule import RULES, Rule, load_rule
 
 LLM = "llm"
 FILE = "FILE"
-GENERATOR_AND = "generator+"
 # The shares of your own rows beside generated ones: few rows need a larger part for a threshold.
 FEW_OWN_SHARES: dict[Split, float] = {"train": 0.5, "validation": 0.3, "test": 0.2}
 

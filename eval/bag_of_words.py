@@ -7,7 +7,6 @@ own beside generated ones choose worse than all (docs/lessons.md).
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -134,10 +133,10 @@ def fit_bag_of_words(
             )
             raise GuardError(problem, got=f"{len(rows)} rows", remedy=REMEDY)
     labels = np.array([example.label for example in validation])
-    best: tuple[BagVariant, tuple[Block, ...], LogisticRegression, np.ndarray] | None = None
-    for variant, blocks, model, logits in _candidates(train, validation, reads):
-        if best is None or variant.validation_auroc > best[0].validation_auroc:
-            best = variant, blocks, copy.deepcopy(model), logits
+    candidates = _candidates(train, validation, reads)
+    best = max(
+        candidates, key=lambda it: it[0].validation_auroc, default=None
+    )  # the first of equals
     if best is None:
         raise GuardError("the training rows have no words that differ", remedy=REMEDY)
     variant, blocks, model, logits = best
@@ -157,37 +156,33 @@ def _fitted(
     texts = [text_of(row, variant.view, reads) for row in rows]
     blocks = tuple(Block(name, texts) for name in NGRAMS[variant.ngrams])
     features = hstack([block.training for block in blocks]).tocsr()
-    model = LogisticRegression(max_iter=1000, C=variant.c)
-    return blocks, _fit(model, features, [row.label for row in rows])
+    return blocks, _regression(features, [row.label for row in rows], variant.c)
 
 
-def _fit(
-    model: LogisticRegression, features: csr_matrix, labels: Sequence[int]
-) -> LogisticRegression:
-    """The model, fitted by one thread: two take twice as long for vectors this short."""
+def _regression(features: csr_matrix, labels: Sequence[int], c: float) -> LogisticRegression:
+    """Fitted by one thread: two take twice as long for vectors this short."""
     with threadpool_limits(1, "blas"):
-        return model.fit(features, labels)
+        return LogisticRegression(max_iter=1000, C=c).fit(features, labels)
 
 
 def _candidates(
     train: Sequence[Example], validation: Sequence[Example], reads: Reads
 ) -> Iterator[tuple[BagVariant, tuple[Block, ...], LogisticRegression, np.ndarray]]:
-    """Every variant: its blocks, its model, which the next one changes, its validation logits."""
+    """Every variant: its blocks, its model, its validation logits."""
     train_labels = [example.label for example in train]
     labels = [example.label for example in validation]
     for view, training, held_out in _views(train, validation, reads):
-        blocks = {name: Block(name, training) for name in BLOCKS}
-        transformed = {name: block.transform(held_out) for name, block in blocks.items()}
+        by_name = {name: Block(name, training) for name in BLOCKS}
         for ngrams, names in NGRAMS.items():
-            features = hstack([blocks[name].training for name in names]).tocsr()
-            held_out_features = hstack([transformed[name] for name in names]).tocsr()
-            model = LogisticRegression(max_iter=1000, warm_start=True)
+            blocks = tuple(by_name[name] for name in names)
+            features = hstack([block.training for block in blocks]).tocsr()
+            held_out_features = hstack([block.transform(held_out) for block in blocks]).tocsr()
             for c in STRENGTHS:
-                _fit(model.set_params(C=c), features, train_labels)
+                model = _regression(features, train_labels, c)
                 logits = model.decision_function(held_out_features)
                 auroc = metrics.auroc(labels, logits) or 0.0
                 variant = BagVariant(view=view, ngrams=ngrams, c=c, validation_auroc=auroc)
-                yield variant, tuple(blocks[name] for name in names), model, logits
+                yield variant, blocks, model, logits
 
 
 def _views(

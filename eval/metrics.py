@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from guard.errors import GuardError
+from guard.files.yaml_file import Strict
 
 Z95 = 1.959963984540054  # the standard normal's 97.5 % quantile
 BOOTSTRAP_DRAWS = 2_000
@@ -81,9 +82,8 @@ def is_one_group(groups: NDArray[np.int64]) -> bool:
     return len(np.unique(groups)) < 2
 
 
-@dataclass(frozen=True)
-class MeanDifference:
-    """A mean of accuracy differences with its 95 % interval."""
+class Difference(Strict):
+    """A mean of differences with its paired 95 % interval."""
 
     mean: float
     ci95: tuple[float, float]
@@ -107,7 +107,7 @@ def accuracy_interval(
 
 def bootstrap_mean_difference(
     rules: Sequence[Outcomes], *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
-) -> MeanDifference:
+) -> Difference:
     """Mean over rules of the accuracy difference, with a paired percentile bootstrap over seeds and
     groups (Efron, 1979). Both methods are always taken together, so what makes an example or a seed
     hard for both cancels out. The rules themselves are not drawn: the interval is about these
@@ -123,7 +123,7 @@ def bootstrap_mean_difference(
     # A rule of which nothing can be drawn may have any difference from -1 to 1.
     undrawn_share = (len(rules) - len(drawn)) / len(rules)
     mean = float(np.mean([rule.values.mean() for rule in rules]))
-    return MeanDifference(mean, (low - undrawn_share, high + undrawn_share))
+    return Difference(mean=mean, ci95=(low - undrawn_share, high + undrawn_share))
 
 
 def drawn_seed_weights(
@@ -174,8 +174,7 @@ class RankedRows:
             raise GuardError("an AUROC needs rows of both labels", remedy=remedy)
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(Strict):
     """A mean over seeds, each seed's value, and the mean's 95 % interval."""
 
     mean: float
@@ -187,8 +186,8 @@ def auroc_estimate(rows: RankedRows, logits: NDArray[np.float64]) -> Estimate:
     """The AUROC of logits, [seeds, rows], with a percentile bootstrap over seeds and groups."""
     by_seed = _by_seed(rows, logits)
     if is_one_group(rows.groups):
-        return Estimate(float(by_seed.mean()), (0.0, 1.0), tuple(by_seed.tolist()))
-    return _estimate(by_seed, auroc_draws(rows, logits))
+        return _estimate(by_seed, (0.0, 1.0))
+    return _estimate(by_seed, _interval(auroc_draws(rows, logits)))
 
 
 def auroc_difference(
@@ -200,8 +199,8 @@ def auroc_difference(
     """
     by_seed = _by_seed(rows, minuend) - _by_seed(rows, subtrahend)
     if is_one_group(rows.groups):
-        return Estimate(float(by_seed.mean()), (-1.0, 1.0), tuple(by_seed.tolist()))
-    return _estimate(by_seed, auroc_draws(rows, minuend) - auroc_draws(rows, subtrahend))
+        return _estimate(by_seed, (-1.0, 1.0))
+    return _estimate(by_seed, _interval(auroc_draws(rows, minuend) - auroc_draws(rows, subtrahend)))
 
 
 def auroc_draws(
@@ -242,6 +241,10 @@ def _by_seed(rows: RankedRows, logits: NDArray[np.float64]) -> NDArray[np.float6
     return np.array([auroc(rows.labels, of_seed) for of_seed in logits], dtype=np.float64)
 
 
-def _estimate(by_seed: NDArray[np.float64], drawn: NDArray[np.float64]) -> Estimate:
+def _interval(drawn: NDArray[np.float64]) -> tuple[float, float]:
     low, high = np.nanquantile(drawn, [0.025, 0.975])
-    return Estimate(float(by_seed.mean()), (float(low), float(high)), tuple(by_seed.tolist()))
+    return float(low), float(high)
+
+
+def _estimate(by_seed: NDArray[np.float64], ci95: tuple[float, float]) -> Estimate:
+    return Estimate(mean=float(by_seed.mean()), ci95=ci95, by_seed=tuple(by_seed.tolist()))

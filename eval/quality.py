@@ -13,7 +13,7 @@ from sklearn.metrics import f1_score
 from data.generator.dimensions import Difficulty
 from eval import metrics
 from eval.answers import Answer, Scored, group_numbers, outcomes, scored_answers
-from eval.metrics import RankedRows, auroc_difference, auroc_estimate
+from eval.metrics import Difference, RankedRows, auroc_difference, auroc_estimate
 from guard.conversation.example import Example
 from guard.files.yaml_file import Strict
 from guard.verdict import expected_calibration_error
@@ -113,13 +113,6 @@ class Quality(Strict):
     metrics: dict[str, float | None]  # by the names of METRICS
 
 
-class RankingGain(Strict):
-    """By how much an AUROC is above another one on the same rows, and the paired 95 % interval."""
-
-    mean: float
-    ci95: tuple[float, float]
-
-
 class MethodQuality(Quality):
     """Means over seeds, and each seed by itself. `answered` is that of the worst seed.
     `metrics.accuracy_interval` says what the intervals can show; the interval of a single seed is
@@ -129,7 +122,7 @@ class MethodQuality(Quality):
 
     accuracy_sd: float | None
     auroc_ci95: tuple[float, float] | None
-    auroc_minus_bag_of_words: RankingGain | None  # None for baselines
+    auroc_minus_bag_of_words: Difference | None  # None for baselines
     false_positive_rate_ci95: tuple[float, float] | None
     recall_ci95: tuple[float, float] | None
     strata: dict[str, Stratum]
@@ -159,7 +152,7 @@ def method_quality(
     labels, groups = [example.label for example in examples], group_numbers(examples)
     scored = [scored_answers(labels, answers, groups) for answers in by_seed.values()]
     qualities = [quality(of_seed) for of_seed in scored]
-    gain: RankingGain | None = None
+    gain: Difference | None = None
     seeds: dict[str, Quality] = {}
     if bag_of_words is not None:
         gain = _gain(scored, scored_answers(labels, bag_of_words, groups))
@@ -207,7 +200,7 @@ def _auroc_interval(scored: Sequence[Scored]) -> tuple[float, float] | None:
     return auroc_estimate(*ranking).ci95
 
 
-def _gain(scored: Sequence[Scored], bag_of_words: Scored) -> RankingGain | None:
+def _gain(scored: Sequence[Scored], bag_of_words: Scored) -> Difference | None:
     """How far the AUROC is above the bag of words', which is the same for every seed."""
     ranking = _ranking([*scored, bag_of_words])
     if ranking is None:
@@ -215,7 +208,7 @@ def _gain(scored: Sequence[Scored], bag_of_words: Scored) -> RankingGain | None:
     rows, logits = ranking
     of_bag = np.repeat(logits[-1:], len(scored), axis=0)
     difference = auroc_difference(rows, logits[:-1], of_bag)
-    return RankingGain(mean=difference.mean, ci95=difference.ci95)
+    return Difference(mean=difference.mean, ci95=difference.ci95)
 
 
 def _flagged_interval(scored: Sequence[Scored], label: int) -> tuple[float, float] | None:

@@ -1,4 +1,4 @@
-"""A study: a rule trained on several sets of rows and tested on the same rows, to compare them.
+"""A study: a rule trained on more and more rows and tested on the same rows, to compare them.
 Each of its points is a folder laid out as `runs/` is.
 """
 
@@ -7,21 +7,16 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import Literal, get_args
 
 from guard.arguments import comma_separated
+from guard.conversation.example import GENERATOR_AND
 from guard.errors import GuardError
 from guard.files.atomic import atomic_write
 from guard.files.strict_json import load_json
 from guard.files.yaml_file import Strict, validate
-from guard.layout import Runs
+from guard.layout import Runs, fingerprint
 from guard.recipe import Recipe, load_recipe
 
-# "transfer" trains on the generator's rows and a few real ones, "curve" on more and more rows.
-StudyKind = Literal["transfer", "curve"]
-# Where a row comes from. A transfer tests on both; only real rows are like deployed traffic.
-Origin = Literal["real", "generated"]
-ORIGIN = "origin"  # the key in `Example.meta`
 STUDY = "study.json"
 
 
@@ -37,14 +32,10 @@ class StudyPoint(Strict):
 
 
 class Study(Strict):
-    """What is compared. `data` is the name of the file of rows, None: the rows of `make data`;
-    `path` is where it was.
-    """
+    """What is compared. `data` names the source of the rows."""
 
-    kind: StudyKind
     rule: str
-    data: str | None
-    path: str | None
+    data: str
     points: tuple[StudyPoint, ...]
 
     @property
@@ -60,15 +51,24 @@ class Study(Strict):
             part.write_text(json.dumps(self.model_dump(), indent=1) + "\n", encoding="utf-8")
 
 
-def study_folder(root: Path, kind: StudyKind, rule: str, data: Path | None) -> Path:
-    if data is None:
-        return root / kind / rule
-    return root / kind / f"{rule}-{data.name.partition('.')[0]}"
+def is_mixed(data: str) -> bool:
+    """Whether generated rows stand beside those that a point draws."""
+    return data.startswith(GENERATOR_AND)
+
+
+def short_name(data: str) -> str:
+    return GENERATOR_AND * is_mixed(data) + Path(data.removeprefix(GENERATOR_AND)).name
+
+
+def study_folder(root: Path, rule: str, data: str) -> Path:
+    """Files of one name have folders of their own: in none a study takes the place of another."""
+    path = Path(data.removeprefix(GENERATOR_AND)).resolve()
+    return root / "curve" / f"{rule}-{short_name(data)}-{fingerprint(str(path))[:6]}"
 
 
 def load_study(folder: Path) -> Study:
     path = folder / STUDY
-    remedy = "Run `make transfer` or `make curve`, which write it first"
+    remedy = "Run `make curve`, which writes it first"
     if not path.is_file():
         raise GuardError("no such study", where=path, remedy=remedy)
     return validate(load_json(path, remedy=remedy), Study, where=path)
@@ -92,8 +92,7 @@ def named_recipes(arguments: Namespace) -> list[Recipe]:
 
 
 def add_study_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("kind", choices=get_args(StudyKind))
     parser.add_argument("--rule", required=True, help="a rule's name")
-    data = "a file of labelled rows as for make data (default, for a curve: the rule's own data)"
-    parser.add_argument("--data", type=Path, help=data)
+    data = f"labelled rows as for make data; {GENERATOR_AND}FILE: beside generated ones"
+    parser.add_argument("--data", required=True, metavar="FILE", help=data)
     parser.add_argument("--runs", type=Path, default=Runs().root, help="output (default runs/)")

@@ -8,10 +8,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from guard.arguments import port, seconds
+from guard.arguments import count, port, seconds
 from guard.layout import Runs
 from guard.method import METHODS
-from serve.cluster.size import ReplicaRange, ScalingPace
 from serve.engine.thread.engine_thread import TIMEOUT_S
 
 
@@ -44,7 +43,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--watch", action="store_true", help="serve at once what is published or rolled back to")
     _add_tls_options(parser)
     add("--merged", action="store_true", help="serve one rule, from the base of `make merge`")
-    _add_replica_options(parser)
+    add("--replicas", type=count, help="servers behind one address, on Ray")
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=port, default=8000, help="0 chooses a free one (default: %(default)s)")
     add(
@@ -60,7 +59,6 @@ def parse_arguments() -> argparse.Namespace:
         help="where the weights are (default: %(default)s)",
     )
     arguments = parser.parse_args()
-    arguments.replicas = _replicas(parser, arguments)
     if arguments.merged:
         _check_merged(parser, arguments)
     return arguments
@@ -74,33 +72,6 @@ def _check_merged(parser: argparse.ArgumentParser, arguments: argparse.Namespace
         parser.error("--merged answers from a base that is merged once: leave out --watch")
     if arguments.replicas:
         parser.error("--merged answers from one process: leave out --replicas")
-
-
-def _add_replica_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--replicas",
-        type=ReplicaRange.parse,
-        help="servers behind one address, on Ray: 2, or 1-4 for as many as the load needs",
-    )
-    add(
-        "--scale-down",
-        type=seconds,
-        help="with --replicas 1-4: seconds of lower load before a replica is stopped "
-        f"(default: {ScalingPace.down_s:g})",
-    )
-
-
-def _replicas(
-    parser: argparse.ArgumentParser, arguments: argparse.Namespace
-) -> ReplicaRange | None:
-    """How many replicas there are; None for a server that is one process."""
-    size: ReplicaRange | None = arguments.replicas
-    if arguments.scale_down is None:
-        return size
-    if size is None or size.is_fixed:
-        parser.error("--scale-down needs a range of replicas: --replicas 1-4")
-    return size.scaled_down_after(arguments.scale_down)
 
 
 def _add_tls_options(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,6 @@ LONG_FILES_S: dict[str, float] = {
     "tests/serve/cluster/test_ray_pool.py": 65,
     "tests/serve/vllm_alora/low_rank/test_compiled.py": 60,
     "tests/test_repository.py": 60,
-    "tests/serve/bench/test_fleet.py": 45,
     "tests/serve/scan/test_replay.py": 35,
     "tests/serve/test_up.py": 30,
     "tests/serve/engine/test_dispatch.py": 30,

@@ -50,7 +50,6 @@ ROOMS = {
     "train/encoder": ("train/adapter", "train/calibration", "train/head"),
     "eval/judge": (),
     "eval/report": ("eval/judge",),
-    "eval/study": ("eval/report", "eval/judge"),
     "serve/engine/backends": (),
     "serve/client": (),
     "serve/policy": (),

@@ -135,8 +135,7 @@ def spin_count_of(target: str, **environment: str) -> str:
 
 
 TINY = "--offer=model='tiny'"
-STUDY = "transfer --rule 'toxicity' --data \"$DATA\""
-CURVE = "curve --rule 'medical_advice'"
+CURVE = "--rule 'toxicity' --data \"$DATA\""
 SCAN = 'serve.scan.run --files "$FILES" --model tiny'
 # What is asked of make -> the modules that it runs, with their arguments.
 STAGES = {
@@ -146,25 +145,19 @@ STAGES = {
         "eval.run --rule 'pii_leak' --model tiny --seeds '0,1'",
         f"serve.bench latency {TINY} --offer=quick",
     ],
-    "transfer RULE=toxicity DATA=mine.csv REAL=0,20 SEEDS=0 FORCE=1": [
-        f"data.study {STUDY} --rows '0,20' --seeds '0'",
-        f"train.study {STUDY} --model tiny --force",
-        f"eval.study.run {STUDY} --model tiny",
-    ],
-    "curve ROWS=100,all MODEL=big METHOD=head 'OPTIONS=--test 500'": [
-        f"data.study {CURVE} --rows '100,all' --test 500",
-        f"train.study {CURVE} --model big --method 'head'",
-        f"eval.study.run {CURVE} --model big --method 'head'",
+    "curve RULE=toxicity DATA=mine.csv ROWS=0,20 SEEDS=0 METHOD=head FORCE=1 'OPTIONS=--test 9'": [
+        f"data.study {CURVE} --rows '0,20' --seeds '0' --test 9",
+        f"train.study {CURVE} --model tiny --method 'head' --force",
+        f"eval.study {CURVE} --model tiny --method 'head'",
     ],
     "serve QUICK=0 WIDE=0": [f"serve.bench latency {TINY}"],
     "bench": ["serve.bench"],
-    "bench NAME=fleet WIDE=1 FORCE=1 'OPTIONS=--repeats 1'": [
-        f"serve.bench 'fleet' {TINY} --offer=wide --offer=force --repeats 1"
+    "bench NAME=latency WIDE=1 FORCE=1 'OPTIONS=--repeats 1'": [
+        f"serve.bench 'latency' {TINY} --offer=wide --offer=force --repeats 1"
     ],
     "up RULE=all": ["serve.up --model tiny"],
-    "up RULE=a,b MERGED=1 REPLICAS=1-4 SCALEDOWN=60 HOST=0.0.0.0": [
-        "serve.up --model tiny --rules 'a,b' --merged --replicas '1-4' --scale-down '60' "
-        "--host '0.0.0.0'"
+    "up RULE=a,b MERGED=1 REPLICAS=2 HOST=0.0.0.0": [
+        "serve.up --model tiny --rules 'a,b' --merged --replicas '2' --host '0.0.0.0'"
     ],
     "up RULESETS=s.yaml TENANTS=t.yaml AUDIT=a AUDITKEY=k TRACES=http://c:1 TLSCERT=c "
     "TLSKEY=k TLSCA=a REVIEWS=p.yaml": [
@@ -176,9 +169,7 @@ STAGES = {
         "serve.verify --audit 'a b' --key 'k' --files \"$FILES\" --again"
     ],
     "scan FILES=a OUT=there": [f'{SCAN} --out "$OUT"'],
-    "replay A=a B=b FILES=c METHOD=lora FORCE=1": [
-        'serve.scan.replay "$A" "$B" --files "$FILES" --method \'lora\' --force'
-    ],
+    "replay A=a B=b FILES=c FORCE=1": ['serve.scan.replay "$A" "$B" --files "$FILES" --force'],
     "data RULE=a 'DATA=generator+my rows.jsonl+reviews'": [
         "serve.reviews --export 'a'",
         "data.build --rule 'a' --data \"$DATA\"",

@@ -233,10 +233,9 @@ def claimed_jobs(work: Sequence[JobAndRows], *, force: bool) -> tuple[list[JobAn
 
 
 def _parts(work: Sequence[JobAndRows]) -> Iterator[list[JobAndRows]]:
-    by_base: dict[tuple[str, int | None, str], list[JobAndRows]] = {}
+    by_base: dict[tuple[str, str], list[JobAndRows]] = {}
     for job, rows in work:
-        base = (job.recipe.name, job.recipe.layers, job.method)
-        by_base.setdefault(base, []).append((job, rows))
+        by_base.setdefault((job.recipe.name, job.method), []).append((job, rows))
     for part in by_base.values():
         if trainer_of(part[0][0]).trains_together:
             yield part

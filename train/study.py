@@ -1,4 +1,4 @@
-"""Trains every point of a study: `python -m train.study transfer --rule RULE --data FILE`.
+"""Trains every point of a study: `python -m train.study --rule RULE --data FILE`.
 
 Each point's weights are made as `make train` makes a rule's, from the point's own rows and in its
 own folder; aLoRAs of all points are trained together. Knows nothing of test labels or baselines.
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--force", action="store_true", help="train again what is up to date")
     args = parser.parse_args()
     see_one_gpu(os.environ)
-    folder = study_folder(args.runs, args.kind, args.rule, args.data)
+    folder = study_folder(args.runs, args.rule, args.data)
     train_study(folder, named_recipes(args), force=args.force)
 
 

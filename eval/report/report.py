@@ -18,7 +18,7 @@ from typing import Any
 from eval.answers import BAG_OF_WORDS, JUDGE, is_baseline, label_of, on_base
 from eval.evaluation import Evaluation
 from eval.judge.answer import JudgeRecord
-from eval.metrics import MeanDifference, bootstrap_mean_difference, standard_deviation
+from eval.metrics import Difference, bootstrap_mean_difference, standard_deviation
 from eval.quality import MethodQuality, mean_metrics
 from eval.report import tables
 from guard.errors import GuardError
@@ -78,7 +78,7 @@ class Report:
         )
 
     @cached_property
-    def differences(self) -> dict[tuple[str, str], MeanDifference]:
+    def differences(self) -> dict[tuple[str, str], Difference]:
         """A later method's mean accuracy minus an earlier one's, if every rule compares them."""
         differences = {}
         for earlier, later in itertools.combinations(self.trained, 2):

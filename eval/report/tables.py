@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from data.generator.tricks import TRICKS
 from eval.answers import BAG_OF_WORDS, label_of
-from eval.quality import METRICS, RankingGain
+from eval.metrics import Difference
+from eval.quality import METRICS
 from guard.conversation.example import REAL
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def _metric_cells(
     return [three_digits(measured[name], intervals.get(name)) for name in names]
 
 
-def _gain_cell(gain: RankingGain | None) -> str:
+def _gain_cell(gain: Difference | None) -> str:
     """A difference of AUROCs with its interval; bold where that excludes 0."""
     if gain is None:
         return ""

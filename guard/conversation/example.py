@@ -20,6 +20,7 @@ Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 FEWEST_ROWS = 2  # of either label in a split
 GENERATOR = "generator"  # the `source` of rows that the offline generator wrote
+GENERATOR_AND = f"{GENERATOR}+"  # before a file of rows: generated ones beside them
 REAL = "real"  # the `meta.stratum` of own rows
 _SURROGATE = re.compile("[\ud800-\udfff]")
 

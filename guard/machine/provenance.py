@@ -8,7 +8,7 @@ import platform
 import re
 import subprocess
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 import psutil
 
@@ -67,11 +67,11 @@ def host_memory_gib() -> float:
     return float(psutil.virtual_memory().total / 2**30)
 
 
-def peak_memory_mib(process: int | Literal["self"] = "self") -> float:
-    """The most that a process has had, 0 if it has ended; ru_maxrss would be its parent's too."""
-    status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
-    peak = re.search(r"VmHWM:\s+(\d+) kB", status)
-    return int(peak[1]) / 2**10 if peak else 0.0
+def peak_memory_mib() -> float:
+    """The most that this process has had; ru_maxrss would be its parent's too."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    (peak_kib,) = re.findall(r"VmHWM:\s+(\d+) kB", status)
+    return int(peak_kib) / 2**10
 
 
 def versions() -> dict[str, str]:

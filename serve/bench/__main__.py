@@ -19,12 +19,10 @@ from guard.machine.device import warn_if_busy
 from serve.bench.harness import BenchCommand
 from serve.bench.report import started_from
 
-# Name -> module; a module may have several.
+# Name -> module.
 BENCHES: dict[str, str] = {
     "latency": "serve.bench.latency",
     "encoder": "serve.bench.encoder",
-    "adapters": "serve.bench.fleet",
-    "fleet": "serve.bench.fleet",
     "calibrate": "serve.bench.calibrate",
 }
 OFFER = "--offer="  # what make offers to every benchmark: `--offer=wide` for `--wide`

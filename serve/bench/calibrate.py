@@ -3,7 +3,7 @@
 Bursts of checks of all sizes run on one engine, by aLoRA and by LoRA; coefficients are fitted to
 them (`runs/calibration.json`). A burst is a number of checks that are submitted at once and driven
 to their end; the planner's own scheduler counts the work of its steps. Then an engine with few
-slots shows what it costs if an adapter has to be copied or read first. `make plan` reads the file.
+slots shows what it costs if an adapter has to be copied first. `make plan` reads the file.
 Adapters are random; verdicts mean nothing.
 """
 
@@ -42,7 +42,7 @@ AT_ONCE = (1, 1, 2, 3, 5, 8)  # checks of a burst
 MOST_TOKENS = {True: 8_000, False: 12_000}
 WAKES, PAUSE_S = 15, 0.05  # pairs of a check after a pause and one without
 WAKE_TOKENS, WAKE_RULES = 300, 12
-SLOTS, HOST, FLEET = 4, 8, 24  # adapters on the device, in host memory, in all
+SLOTS, FLEET = 4, 24  # adapters on the device, in all
 SWAP_CHECKS, RULES_A_CHECK, SWAP_TOKENS = 40, 3, 200
 SWAP_WARM_UP = 4  # checks that are not recorded
 
@@ -158,21 +158,20 @@ def wake_ms(meter: BurstMeter) -> float:
 
 
 class SwapRow(Strict):
-    """One check: its time, and the numbers of adapters that were copied and read for it."""
+    """One check: its time, and the number of adapters that were copied for it."""
 
     wall_ms: float
     swap_ins: int
-    loads: int
 
 
 def with_swaps(rows: Sequence[SwapRow], cost: FittedCost) -> FittedCost:
-    """The coefficients, with a least-squares fit of the checks' times to their copies and reads.
+    """The coefficients, with a least-squares fit of the checks' times to their copies.
 
     The rest of the work is the same in every check.
     """
-    counts = [[1.0, row.swap_ins, row.loads] for row in rows]
-    _, swap_in_ms, load_ms = non_negative(counts, [row.wall_ms for row in rows]).tolist()
-    return cost.model_copy(update={"swap_in_ms": swap_in_ms, "load_ms": load_ms})
+    counts = [[1.0, row.swap_ins] for row in rows]
+    _, swap_in_ms = non_negative(counts, [row.wall_ms for row in rows]).tolist()
+    return cost.model_copy(update={"swap_in_ms": swap_in_ms})
 
 
 def swap_rows(engine: GuardEngine, recipe: Recipe, method: str) -> list[SwapRow]:
@@ -189,17 +188,13 @@ def swap_rows(engine: GuardEngine, recipe: Recipe, method: str) -> list[SwapRow]
         outcomes = engine.score(requests)
         wall_ms = 1000 * (time.perf_counter() - started)
         scores_of(outcomes, where=f"adapters without a slot, {method}")
-        return SwapRow(
-            wall_ms=wall_ms,
-            swap_ins=engine.counters.swap_ins - before.swap_ins,
-            loads=engine.counters.adapter_loads - before.adapter_loads,
-        )
+        return SwapRow(wall_ms=wall_ms, swap_ins=engine.counters.swap_ins - before.swap_ins)
 
     for number in range(SWAP_WARM_UP):  # the first time is always slow
         check(FLEET, seed=SWAP_CHECKS + number)
     rows: list[SwapRow] = []
     for number in tqdm(range(SWAP_CHECKS), desc=f"adapters without a slot, {method}", unit="check"):
-        rows.append(check((FLEET, HOST, SLOTS)[number // 2 % 3], seed=number))
+        rows.append(check((FLEET, 2 * SLOTS, SLOTS)[number // 2 % 3], seed=number))
     return rows
 
 
@@ -245,7 +240,7 @@ class CalibrateBench(BenchCommand):
                     rows += method_rows
                     update = {"wake_ms": wake_ms(meter)}
                     costs[method] = fitted(method_rows).model_copy(update=update)
-            with GuardEngine(recipe, adapters, max_loras=SLOTS, max_cpu_loras=HOST) as engine:
+            with GuardEngine(recipe, adapters, max_loras=SLOTS) as engine:
                 for method in methods:
                     costs[method] = with_swaps(swap_rows(engine, recipe, method), costs[method])
         return CalibrationReport(

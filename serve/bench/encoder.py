@@ -122,7 +122,10 @@ class EncoderBench(Benchmark[EncoderCell]):
         """The folders of a base's trained rules, by method. Raises GuardError if there is none."""
         folders: dict[str, list[Path]] = {}
         refusals: list[GuardError] = []
-        for method in methods_of(recipe):
+        methods = recipe.adapter_methods  # a decoder's head would change its base's dtype
+        if recipe.is_encoder:
+            methods = list(recipe.methods)
+        for method in methods:
             try:
                 folders[method] = list(trained(self.runs, recipe.name, method).values())
             except GuardError as error:
@@ -208,10 +211,3 @@ class EncoderBench(Benchmark[EncoderCell]):
             "forward_passes": engine.counters.forward_passes - before.forward_passes,
             "swap_ins": engine.counters.swap_ins - before.swap_ins,
         }
-
-
-def methods_of(recipe: Recipe) -> list[str]:
-    """The methods that are measured: of a decoder none that would change its base's dtype."""
-    if recipe.is_encoder:
-        return list(recipe.methods)
-    return recipe.adapter_methods

@@ -33,14 +33,12 @@ from guard.recipe import load_recipe
 from serve.bench.report import (
     Column,
     GridReport,
-    LeftOut,
     MeasuredRow,
     Spread,
     Value,
     engine_settings,
     notes,
     origin,
-    peak_of_processes_mib,
     table,
     threads,
 )
@@ -172,10 +170,6 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
         """What its numbers depend on besides code, machine, recipe and options."""
         return []
 
-    def skipped(self, cell: SomeCell, samples: Mapping[SomeCell, Sequence[Sample]]) -> str:
-        """The reason to leave a cell out, after what was measured so far; empty: measure it."""
-        return ""
-
     def notes(self, report: GridReport) -> list[str]:
         """Sentences below the table."""
         return []
@@ -200,14 +194,13 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
         grid = _Grid(self)
         grid.measure()
         return GridReport(
-            **origin(self.recipe, grid.peak_mib),
+            **origin(self.recipe),
             benchmark=self.name,
             inputs=inputs,
             threads=threads(),
             engine=engine_settings(self.recipe),
             facts=self.facts,
             ended_by=grid.ended_by,
-            left_out=tuple(grid.left_out),
             rows=tuple(grid.rows()),
         )
 
@@ -244,9 +237,7 @@ class _Grid(Generic[SomeCell]):
     """The measurement of a benchmark's cells."""
 
     def __init__(self, benchmark: Benchmark[SomeCell]) -> None:
-        self.left_out: list[LeftOut] = []
         self.ended_by: str | None = None
-        self.peak_mib = 0.0
         self._benchmark, self._cells = benchmark, benchmark.cells()
         self._samples: dict[SomeCell, list[Sample]] = {}
 
@@ -263,7 +254,6 @@ class _Grid(Generic[SomeCell]):
                     with self._benchmark.started(cells):
                         for block in self._blocks(cells):
                             self._measure_block(block, bar)
-                        self.peak_mib = max(self.peak_mib, peak_of_processes_mib())
                 except GuardError as error:
                     if not self._samples:
                         raise
@@ -289,16 +279,8 @@ class _Grid(Generic[SomeCell]):
         values.pop(self._benchmark.line, None)
         return json.dumps(values, sort_keys=True)
 
-    def _measure_block(self, block: Sequence[SomeCell], bar: tqdm) -> None:
-        cells: list[SomeCell] = []
-        for cell in block:
-            reason = self._benchmark.skipped(cell, self._samples)
-            if reason:
-                self.left_out.append(LeftOut(cell=cell.values, reason=reason))
-                bar.total -= cell.work * cell.repeats
-            else:
-                cells.append(cell)
-        repeats = max((cell.repeats for cell in cells), default=0)
+    def _measure_block(self, cells: Sequence[SomeCell], bar: tqdm) -> None:
+        repeats = max(cell.repeats for cell in cells)
         for number in range(repeats):
             due = [cell for cell in cells if number < cell.repeats]
             first = number % len(due)

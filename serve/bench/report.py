@@ -4,7 +4,6 @@ nothing of what was measured.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
-import psutil
 
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, validate
@@ -69,13 +67,6 @@ class MeasuredRow(Strict):
         return self.measured[quantity].median
 
 
-class LeftOut(Strict):
-    """A cell that was not measured."""
-
-    cell: dict[str, Value]
-    reason: str
-
-
 class BenchReport(Strict):
     """A JSON file of measurements."""
 
@@ -83,7 +74,7 @@ class BenchReport(Strict):
     hardware: str
     versions: dict[str, str]
     model: str
-    peak_memory_mib: float  # resident, of the process that measured; of several, the largest
+    peak_memory_mib: float  # resident, of the process that measured
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -115,7 +106,6 @@ class GridReport(BenchReport):
     engine: dict[str, str]  # the recipe's arguments
     facts: dict[str, Value]
     ended_by: str | None
-    left_out: tuple[LeftOut, ...]
     rows: tuple[MeasuredRow, ...]
 
     def find(self, **cell: Value) -> list[MeasuredRow]:
@@ -171,7 +161,7 @@ def label(value: Value) -> str:
 
 
 def table(report: GridReport, columns: Sequence[Column]) -> str:
-    """The rows as text, a line each, and below them what was left out and the caption."""
+    """The rows as text, a line each, and the caption below them."""
     shown: list[list[str]] = []  # column by column
     for column in columns:
         texts = [column.head, *map(column.text, report.rows)]
@@ -179,9 +169,6 @@ def table(report: GridReport, columns: Sequence[Column]) -> str:
         shown.append([text.rjust(width) for text in texts])
     lines = ["  ".join(line) for line in zip(*shown, strict=True)]
     lines.insert(1, "─" * len(lines[0]))
-    for missing in report.left_out:
-        cell = ", ".join(f"{name} {label(value)}" for name, value in missing.cell.items())
-        lines.append(f"left out: {cell}: {missing.reason}")
     if report.ended_by is not None:
         lines.append(f"ENDED EARLY: {report.ended_by}")
     return "\n".join([*lines, *notes(report.caption)])
@@ -203,21 +190,9 @@ def started_from() -> Provenance:
     return provenance()
 
 
-def origin(recipe: Recipe, *other_peaks_mib: float) -> dict[str, Any]:
-    """The fields that every report has. `other_peaks_mib`: the peak memory of other processes. Call
-    it last, because the peak memory of this process is that so far.
-    """
-    peak_mib = max([peak_memory_mib(), *other_peaks_mib])
-    return {**started_from(), "model": recipe.name, "peak_memory_mib": peak_mib}
-
-
-def peak_of_processes_mib() -> float:
-    """The largest peak memory of this process's running children: ask before a server ends."""
-    peak_mib = 0.0
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(OSError):  # it has just ended
-            peak_mib = max(peak_mib, peak_memory_mib(process.pid))
-    return peak_mib
+def origin(recipe: Recipe) -> dict[str, Any]:
+    """The fields that every report has. Call it last: the peak memory is that so far."""
+    return {**started_from(), "model": recipe.name, "peak_memory_mib": peak_memory_mib()}
 
 
 def threads() -> int:

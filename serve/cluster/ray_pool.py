@@ -38,7 +38,6 @@ from serve.cluster.messages import (
 )
 from serve.cluster.note import ServedNote
 from serve.cluster.replica import GuardReplica, StartApp
-from serve.cluster.size import MAX_REPLICAS, ReplicaRange
 from serve.engine.thread.engine_thread import MAX_OPEN, MAX_QUEUED, TIMEOUT_S
 
 log = logging.getLogger(__name__)
@@ -48,7 +47,6 @@ ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
 # A replica with this many takes no more, and the next one on the ring answers: later, since it does
 # not have the conversation. As many wait as are in the engine.
 MAX_ONGOING = 2 * MAX_OPEN
-TARGET_ONGOING = MAX_OPEN / 2  # per replica, where their number follows the load
 HEALTH_PERIOD_S = 1.0
 FINISHING_S = 30.0  # seconds beyond a check's that a stopping process has
 LOOK_S = 5.0  # seconds in which Ray's controller says which replicas run
@@ -179,7 +177,7 @@ def _lost(error: BaseException) -> ReplicaLost:
 
 @contextlib.contextmanager
 def deployed_replicas(
-    size: ReplicaRange,
+    replicas: int,
     start_app: StartApp,
     note: ServedNote,
     timeout_s: float = TIMEOUT_S,
@@ -188,7 +186,7 @@ def deployed_replicas(
 
     A check has `timeout_s` seconds. Raises GuardError if a replica does not start.
     """
-    application = _deployment(size, timeout_s).bind(start_app, note)
+    application = _deployment(replicas, timeout_s).bind(start_app, note)
     with contextlib.ExitStack() as until_ended:
         until_ended.callback(_delete)
         try:
@@ -203,37 +201,24 @@ def deployed_replicas(
 
 
 def _delete() -> None:
-    """Replicas end as they do when there are to be fewer of them; the rest ends with Ray."""
+    """Replicas finish their checks and end; the rest ends with Ray."""
     with contextlib.suppress(RayError, RayServeException, TimeoutError):
         serve.delete(APPLICATION)
 
 
-def _deployment(size: ReplicaRange, timeout_s: float) -> serve.Deployment:
-    number: dict[str, Any] = {"num_replicas": size.low}
-    if not size.is_fixed:
-        number = {
-            "autoscaling_config": {
-                "min_replicas": size.low,
-                "max_replicas": size.high,
-                "target_ongoing_requests": TARGET_ONGOING,
-                "metrics_interval_s": size.pace.every_s,
-                "look_back_period_s": size.pace.look_back_s,
-                "upscale_delay_s": size.pace.up_s,
-                "downscale_delay_s": size.pace.down_s,
-            }
-        }
+def _deployment(replicas: int, timeout_s: float) -> serve.Deployment:
     return serve.deployment(
         RayReplica,
         name=DEPLOYMENT,
+        num_replicas=replicas,
         max_ongoing_requests=MAX_ONGOING,
         max_queued_requests=MAX_QUEUED,
         health_check_period_s=HEALTH_PERIOD_S,
         graceful_shutdown_timeout_s=timeout_s + FINISHING_S,
         graceful_shutdown_wait_loop_s=0.5,
-        ray_actor_options=actor_options(size.high),
+        ray_actor_options=actor_options(replicas),
         request_router_config=RequestRouterConfig(request_router_class=ROUTER),
         logging_config=QUIET,
-        **number,
     )
 
 
@@ -252,26 +237,30 @@ def actor_options(processes: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def private_ray(
-    scratch: Path, places: int, environment: Mapping[str, str] | None = None
-) -> Iterator[None]:
-    """A Ray of this process's own, on this machine, without a word of its own on the terminal, with
-    `places` CPUs to give away, its files in `scratch`, a folder with a short path.
+def serve_on_ray(replicas: int, scratch: Path) -> Iterator[None]:
+    """A Ray of this process's own, on this machine, without a word of its own on the terminal, for
+    so many replicas, its files in `scratch`, a folder with a short path.
 
-    Its processes find `environment` in theirs, unless this process's own says otherwise. They know
-    each other by a token, which Ray would else write into the home folder, for all clusters of the
-    user; RAY_AUTH_MODE, which it has read when it was imported, is left alone.
+    Its processes know each other by a token, which Ray would else write into the home folder, for
+    all clusters of the user; RAY_AUTH_MODE, which it has read when it was imported, is left alone.
     """
-    settings = {"RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
-    settings |= environment or {}
+    settings = {
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # Ray puts its workers behind whatever else runs
+        "OMP_NUM_THREADS": str(max(1, len(usable_cores()) // replicas)),
+    }
     for name, value in settings.items():
         os.environ.setdefault(name, value)
-    logging.getLogger("ray").setLevel(logging.ERROR)
+    for logger in ("ray", "ray.serve"):
+        logging.getLogger(logger).setLevel(logging.ERROR)
+    # Ray prints its errors on stdout, whatever `log_to_driver` says.
+    ray_worker.print_to_stdstream = _log_ray_error
     # Asking Ray after its end would start another one, as threads of Ray Serve do.
     auto_init_hook.enable_auto_connect = False
     ray.init(
         address="local",
-        num_cpus=places,
+        num_cpus=2 * replicas,  # places: one that ends keeps its own while another starts
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.ERROR,
@@ -280,28 +269,10 @@ def private_ray(
         _temp_dir=str(scratch),
     )
     try:
+        serve.start(proxy_location="Disabled", logging_config=QUIET)
         yield
     finally:
         ray.shutdown()
-
-
-@contextlib.contextmanager
-def serve_on_ray(processes: int, scratch: Path) -> Iterator[None]:
-    """A Ray of this process's own, for so many replicas at most, which ends with the context.
-
-    `scratch` is a folder for Ray's own files, with a short path.
-    """
-    environment = {
-        "RAY_worker_niceness": "0",  # Ray puts its workers behind whatever else runs
-        "OMP_NUM_THREADS": str(max(1, len(usable_cores()) // processes)),
-    }
-    # Ray prints its errors on stdout, whatever `log_to_driver` says.
-    ray_worker.print_to_stdstream = _log_ray_error
-    # A number of places: threads are what shares the cores.
-    with private_ray(scratch, MAX_REPLICAS, environment):
-        logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        serve.start(proxy_location="Disabled", logging_config=QUIET)
-        yield
 
 
 def _log_ray_error(data: Mapping[str, Any], ignore_prefix: bool) -> None:

@@ -17,13 +17,12 @@ from serve.cluster.log import relayed
 from serve.cluster.note import Served, ServedNote, version_card
 from serve.cluster.served import ServedOptions
 from serve.cluster.service import ClusterService
-from serve.cluster.size import ReplicaRange
 from serve.registry.rollout import Rollout
 
 
 @contextlib.contextmanager
 def running_cluster(
-    size: ReplicaRange,
+    replicas: int,
     options: ServedOptions,
     *,
     observers: Sequence[Observer] = (),
@@ -49,9 +48,9 @@ def running_cluster(
         note.write(_first_served(options))
         pipe = scratch / "log"
         until_ended.enter_context(relayed(pipe))
-        until_ended.enter_context(ray_pool.serve_on_ray(size.high, scratch))
+        until_ended.enter_context(ray_pool.serve_on_ray(replicas, scratch))
         deployed = ray_pool.deployed_replicas(
-            size, replace(options, log=pipe), note, options.timeout_s
+            replicas, replace(options, log=pipe), note, options.timeout_s
         )
         service = ClusterService(
             until_ended.enter_context(deployed),
@@ -68,7 +67,7 @@ def running_cluster(
             rule_sets=options.rule_sets,
             tenants=options.tenants,
             is_watching=is_watching,
-            most_replicas=size.high,
+            replicas=replicas,
         )
 
 

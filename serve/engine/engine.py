@@ -24,7 +24,7 @@ from guard.recipe import Recipe
 from guard.weights.card import Card
 from serve.engine.adapter import Requirements, ServableAdapter
 from serve.engine.backend import Loaded
-from serve.engine.backends.arguments import stated_args, stated_max_rank
+from serve.engine.backends.arguments import stated_args
 from serve.engine.backends.start import STARTS, StartBackend
 from serve.engine.call import Call, OpenCheck
 from serve.engine.dispatch import Dispatcher
@@ -82,7 +82,8 @@ class GuardEngine:
     ) -> None:
         if merged is not None and merged.rule in folders:
             raise part_of_base(merged.rule)
-        requirements = Requirements.of(recipe, stated_max_rank(recipe, engine_overrides))
+        max_rank = stated_args(recipe, engine_overrides).get("max_lora_rank")
+        requirements = Requirements.of(recipe, max_rank)
         admitted = [requirements.admit(name, folder) for name, folder in folders.items()]
         adapters = [folder for folder in admitted if isinstance(folder, ServableAdapter)]
         if any(reads_exact_states(servable) for servable in admitted):

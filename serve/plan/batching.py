@@ -32,7 +32,6 @@ class StepWork:
     pairs: float = 0.0
     sequences: int = 0
     swap_ins: int = 0
-    loads: int = 0
 
     def add(self, addend: StepWork) -> None:
         for name in vars(addend):
@@ -53,7 +52,6 @@ class ReplicaSizes:
     block_size: int = 32
     cache_tokens: int = 0
     adapters: int = 0
-    host_adapters: int = 0
     scaffold_tokens: int = 0  # that all conversations begin with
     max_open: int = MAX_OPEN
 
@@ -176,46 +174,27 @@ class StepScheduler:
 
 
 class AdapterSlots:
-    """Slots on the device, and copies in host memory, by the eviction policy of the plugin.
+    """Slots on the device, by the eviction policy of the plugin; all adapters are in host memory.
 
-    All other adapters lie on disk. At the start the first adapters are in both, as after an engine
-    has loaded them.
+    At the start the first adapters are in slots, as after an engine has loaded them.
     """
 
     def __init__(self, sizes: ReplicaSizes) -> None:
-        self._slots, self._host_size = sizes.slots, max(sizes.host_adapters, sizes.slots)
+        self._slots = sizes.slots
         self._heat = Heat()
         self._in_slots = dict.fromkeys(range(min(sizes.adapters, sizes.slots)))
-        self._in_host = dict.fromkeys(range(min(sizes.adapters, self._host_size)))
         self._always_fit = sizes.adapters <= sizes.slots
 
     def in_slots_first(self, rules: Collection[int]) -> list[int]:
         """The rules in the order in which the engine submits them."""
         return sorted(rules, key=lambda rule: rule not in self._in_slots)
 
-    def use(self, adapters: Collection[int]) -> tuple[int, int]:
-        """Use these adapters in a step.
-
-        Returns how many are copied into a slot, and how many are read from disk.
-        """
+    def use(self, adapters: Collection[int]) -> int:
+        """Use these adapters in a step. Returns how many are copied into a slot."""
         if self._always_fit:
-            return 0, 0
-        self._heat.begin(adapters)
-        swap_ins = loads = 0
-        for adapter in adapters:
-            loads += self._load(adapter)
-            swap_ins += self._swap_in(adapter)
-        return swap_ins, loads
-
-    def _load(self, adapter: int) -> int:
-        if adapter in self._in_host:
             return 0
-        if len(self._in_host) >= self._host_size:
-            idle = [rival for rival in self._in_host if rival not in self._heat.needed]
-            without_slot = [rival for rival in idle if rival not in self._in_slots]
-            del self._in_host[self._heat.coldest(without_slot or idle or list(self._in_host))]
-        self._in_host[adapter] = None
-        return 1
+        self._heat.begin(adapters)
+        return sum(self._swap_in(adapter) for adapter in adapters)
 
     def _swap_in(self, adapter: int) -> int:
         if adapter in self._in_slots:

@@ -38,20 +38,19 @@ class BurstRow(Strict):
 class FittedCost(Strict):
     """The times of one method, linear in what its steps compute.
 
-    `swap_in_ms`, `load_ms`: for an adapter. `wake_ms`: the extra time of a check that finds the
+    `swap_in_ms`: for an adapter. `wake_ms`: the extra time of a check that finds the
     engine asleep. `error`: the median relative error of the fit on its own bursts.
     """
 
     step: dict[str, float]
     submit: dict[str, float]
     swap_in_ms: float = 0.0
-    load_ms: float = 0.0
     wake_ms: float = 0.0
     error: float = 0.0
 
     def step_ms(self, work: StepWork) -> float:
         computed = sum(self.step[name] * float(getattr(work, name)) for name in FEATURES)
-        return computed + work.swap_ins * self.swap_in_ms + work.loads * self.load_ms
+        return computed + work.swap_ins * self.swap_in_ms
 
     def submit_ms(self, tokens: int, rules: int) -> float:
         check_ms, token_ms, rule_ms = (self.submit[name] for name in SUBMIT_FEATURES)
@@ -66,7 +65,6 @@ class FittedCost(Strict):
             "M pairs": self.step["pairs"] * 1e6,
             "a rule": self.step["sequences"],
             "swap-in": self.swap_in_ms,
-            "disk": self.load_ms,
             "wake": self.wake_ms,
         }
 

@@ -74,19 +74,17 @@ def _replica_sizes(plan: Plan, recipe: Recipe, bytes_of: Sizes, scaffold: int) -
     adapters, engine = plan.traffic.rules, recipe.engine
     memory = ServingMemory(
         device_gib=_memory_left(plan, recipe, bytes_of),
-        host_gib=plan.host_gib or recipe.serving_memory.host_gib,
+        host_gib=recipe.serving_memory.host_gib,
     )
     stated_slots = plan.slots or engine.get("max_loras")
     shared = shared_out(memory, bytes_of, adapters, recipe.context_tokens, stated_slots)
-    slots = shared["max_loras"]
     return ReplicaSizes(
         step_tokens=engine.get("max_num_batched_tokens", STEP_TOKENS),
         max_sequences=engine.get("max_num_seqs", MAX_SEQUENCES),
-        slots=slots,
+        slots=shared["max_loras"],
         block_size=engine.get("block_size", 32),
         cache_tokens=shared["kv_cache_memory_bytes"] // bytes_of.token,
         adapters=adapters,
-        host_adapters=min(adapters, max(shared.get("max_cpu_loras", adapters), slots)),
         scaffold_tokens=scaffold,
     )
 

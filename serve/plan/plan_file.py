@@ -49,23 +49,6 @@ class PlannedTraffic(Finite):
         return self
 
 
-class JudgePricing(Finite):
-    """The prices of an LLM behind an endpoint, in USD per million tokens.
-
-    `cached_input`: of tokens that it has read before. `scaffold_tokens`: the length of the prompt
-    around policy and conversation.
-    """
-
-    name: str = "GPT-4.1 mini"
-    source: str = "given by the plan"
-    input: float = Field(ge=0)
-    cached_input: float | None = Field(default=None, ge=0)
-    output: float = Field(ge=0)
-    policy_tokens: int = Field(default=150, ge=1)
-    scaffold_tokens: int = Field(default=60, ge=0)
-    output_tokens: int = Field(default=5, ge=1)
-
-
 class Plan(Finite):
     """One deployment, on machines like this one. docs/planning.md has the keys.
 
@@ -79,9 +62,7 @@ class Plan(Finite):
     most_busy: float = Field(default=0.85, gt=0, lt=1)
     price_an_hour: float | None = Field(default=None, gt=0)
     memory_gib: float | None = Field(default=None, gt=0)
-    host_gib: float | None = Field(default=None, gt=0)
     slots: int | None = Field(default=None, ge=1)
-    judge: JudgePricing | None = None
     checks: int = Field(default=2000, ge=50, le=MOST_CHECKS)  # simulated at each rate
     seed: int = Field(default=0, ge=0)
 

@@ -147,7 +147,7 @@ class ReplicaSimulation:
     def _step(self, total: StepWork) -> tuple[float, list[int]]:
         """Run a step. Returns the ms that it takes, and the checks that it finishes."""
         step = self._scheduler.next_step()
-        step.work.swap_ins, step.work.loads = self._slots.use(step.adapters)
+        step.work.swap_ins = self._slots.use(step.adapters)
         total.add(step.work)
         finished = []
         for check, answered in step.answered:

@@ -1,4 +1,4 @@
-"""A plan's answer as tables: every method is simulated and priced, and an LLM judge beside them."""
+"""A plan's answer as tables: every method is simulated and priced."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from guard.machine.provenance import provenance
 from serve.engine.backends.arguments import GIB
 from serve.plan.calibration import load_calibration
 from serve.plan.deployment import PlannedMethod, deploy
-from serve.plan.plan_file import JudgePricing, Plan
+from serve.plan.plan_file import Plan
 from serve.plan.replica import Capacity, capacity
 from serve.plan.traffic import draw_traffic
 
@@ -25,7 +25,7 @@ SECONDS_AN_HOUR = 3600
 
 
 class Section(Strict):
-    """A table: of each method or judge its figures, by name and unit. Some may be missing."""
+    """A table: of each method its figures, by name and unit. Some may be missing."""
 
     title: str
     figures: dict[str, dict[str, float]]
@@ -33,7 +33,7 @@ class Section(Strict):
 
     @property
     def text(self) -> str:
-        """The section as lines: a column for each method or judge, a line for each figure."""
+        """The section as lines: a column for each method, a line for each figure."""
         import pandas as pd
 
         frame = pd.DataFrame(self.figures, dtype=float).rename_axis(columns=self.title)
@@ -106,8 +106,7 @@ def _memory_section(methods: Sequence[PlannedMethod]) -> Section:
             "keys and values, GiB": sizes.cache_tokens * bytes_of.token / GIB,
             "slots": sizes.slots,
             "cache, tokens": sizes.cache_tokens,
-            "in host memory, adapters": sizes.host_adapters,
-            "host, GiB": sizes.host_adapters * bytes_of.host_adapter / GIB,
+            "host, GiB": sizes.adapters * bytes_of.host_adapter / GIB,
         }
     note = "Counted from the base's architecture and the recipe."
     return Section(title="memory", figures=figures, note=note)
@@ -131,7 +130,6 @@ def _replica_section(outcomes: Outcomes, calibrated_at: str) -> Section:
                 "at work, %": 100 * replay.utilisation,
                 "cache hits, % of tokens": 100 * replay.hit_rate,
                 "swap-ins, a check": replay.work.swap_ins / checks,
-                "reads, a check": replay.work.loads / checks,
             }
         figures[method.label] = values
     note = (
@@ -153,7 +151,8 @@ def _cost_section(plan: Plan, an_hour: float, outcomes: Outcomes) -> Section:
         replicas = limits.replicas(rate)
         if replicas is not None:
             values["replicas"] = replicas
-            values |= _prices(per_million_checks(an_hour, replicas, rate), rules)
+            usd = per_million_checks(an_hour, replicas, rate)
+            values |= {"a million checks, USD": usd, "a million verdicts, USD": usd / rules}
         full = per_million_checks(an_hour, 1, limits.saturation_per_second)
         values["checks, always full, USD"] = full
         figures[method.label] = values
@@ -162,36 +161,9 @@ def _cost_section(plan: Plan, an_hour: float, outcomes: Outcomes) -> Section:
         f"within {plan.p95_ms:g} ms. No replicas: not even a lone check keeps it. always full: "
         "replicas that are never idle, whatever the latency. What is cheaper may judge worse."
     )
-    if plan.judge is not None:
-        for label, usd in judge_prices(plan.judge, tokens, rules).items():
-            figures[label] = _prices(usd, rules)
-        note += f" {plan.judge.name}: tokens by prices, {plan.judge.source}."
     return Section(title="cost", figures=figures, note=note)
-
-
-def _prices(usd: float, rules: float) -> dict[str, float]:
-    return {"a million checks, USD": usd, "a million verdicts, USD": usd / rules}
 
 
 def per_million_checks(price_an_hour: float, devices: float, checks_per_second: float) -> float:
     """The cost in USD of a million checks by a deployment that runs all the time."""
     return price_an_hour * devices / (checks_per_second * SECONDS_AN_HOUR) * MILLION
-
-
-def judge_prices(judge: JudgePricing, tokens: float, rules: float) -> dict[str, float]:
-    """The costs in USD of a million checks by an LLM judge, by the way in which it is asked.
-
-    For conversations of `tokens` tokens that are put to `rules` rules on average; the two numbers
-    are taken as independent. With the conversation first, all prompts of a check but one read it
-    from the provider's cache: left out where `cached_input` has no price.
-    """
-    prompt = judge.scaffold_tokens + tokens
-    answers = rules * judge.output_tokens * judge.output
-    policies = rules * judge.policy_tokens * judge.input
-    prices = {f"{judge.name}, a prompt a rule": rules * prompt * judge.input + policies + answers}
-    if judge.cached_input is not None:
-        read_again = (rules - 1) * prompt * judge.cached_input
-        cached = prompt * judge.input + read_again + policies + answers
-        prices["… conversation first, cached"] = cached
-    prices["… all rules in one prompt"] = prompt * judge.input + policies + answers
-    return prices

@@ -172,19 +172,6 @@ def _form() -> str:
     return f"Write a rule's name, or one of {', '.join(KINDS)}, with or without `unless`"
 
 
-def _rule(content: Any, where: str, depth: int) -> Expression:
-    """`rule:` takes an expression, so that anything can have an exception."""
-    return parse(content, where, depth + 1)
-
-
-def _any_of(content: Any, where: str, depth: int) -> Expression:
-    return Connective(any_of, _parts(content, where, depth))
-
-
-def _all_of(content: Any, where: str, depth: int) -> Expression:
-    return Connective(all_of, _parts(content, where, depth))
-
-
 def _parts(content: Any, where: str, depth: int) -> tuple[Expression, ...]:
     if not isinstance(content, list) or not content:
         remedy = "Write a list of at least one rule"
@@ -228,8 +215,9 @@ def _check_text(content: Any, max_characters: int, where: str) -> None:
 
 
 _PARSERS: Mapping[str, Callable[[Any, str, int], Expression]] = {
-    "rule": _rule,
-    "any_of": _any_of,
-    "all_of": _all_of,
+    # An expression, so that anything can have an exception.
+    "rule": lambda content, where, depth: parse(content, where, depth + 1),
+    "any_of": lambda content, where, depth: Connective(any_of, _parts(content, where, depth)),
+    "all_of": lambda content, where, depth: Connective(all_of, _parts(content, where, depth)),
     "metadata": _metadata,
 }

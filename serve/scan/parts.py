@@ -11,12 +11,11 @@ import fnmatch
 import json
 import math
 import os
-import shutil
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from guard.errors import GuardError
 from guard.files.atomic import atomic_write
@@ -25,8 +24,6 @@ from serve.engine.codes import Code
 from serve.scan.sources import state_of
 from serve.selection import ServedPart
 
-Format = Literal["jsonl", "parquet"]
-FORMATS = get_args(Format)
 OUTCOMES = ("is_finished", "conversations", "verdicts")  # what a manifest says once it is finished
 
 
@@ -44,7 +41,6 @@ class ScanManifest:
     sources: Mapping[str, tuple[int, int | str]]
     rules: Mapping[str, str]
     rows_a_part: int
-    format: Format
     is_finished: bool = False
     conversations: int = 0
     verdicts: Mapping[str, Mapping[str, int]] | None = None
@@ -84,7 +80,7 @@ class ScanManifest:
 
 
 def manifest_of(
-    parts: Sequence[ServedPart], sources: Sequence[str], rows_a_part: int, format_: Format
+    parts: Sequence[ServedPart], sources: Sequence[str], rows_a_part: int
 ) -> ScanManifest:
     """The manifest of a scan of these sources by these parts.
 
@@ -106,7 +102,6 @@ def manifest_of(
         sources={source: state_of(source) for source in sources},
         rules=rules,
         rows_a_part=rows_a_part,
-        format=format_,
         engines=engines,
     )
 
@@ -115,7 +110,7 @@ MANIFEST = "scan.json"
 UNFINISHED = ".unfinished"
 # The names of what a scan writes, a replay's report among it.
 OWN_FILES = (
-    *("part-*.jsonl", "part-*.parquet", f"*{UNFINISHED}"),
+    *("part-*.jsonl", f"*{UNFINISHED}"),
     *(MANIFEST, "replay.json", "replay.html"),
     *(f"{MANIFEST}.*.part", "replay.json.*.part", "replay.html.*.part"),  # of `atomic_write`
 )
@@ -142,18 +137,13 @@ class ScanRow:
 
 
 def delete_scan(folder: Path) -> None:
-    """Delete the scan that a folder holds, if it holds one.
-
-    Under another name first: if this is killed, what is left is in nobody's way, and the next call
-    deletes it. Raises GuardError for a link, for the folder that this process is in, and for one
-    with other files than a scan's.
+    """Delete the scan that a folder holds, if it holds one, its manifest last: if this is killed,
+    what is left is still a scan. Raises GuardError for a folder with other files than a scan's.
     """
     if not (folder / MANIFEST).is_file():
         return
-    if folder.is_symlink() or Path.cwd().is_relative_to(folder.resolve()):
-        problem = "a link or the current folder is not deleted"
-        raise GuardError(problem, where=folder, remedy="Name another folder with OUT=")
-    foreign = sorted(path.name for path in folder.iterdir() if not _is_own(path))
+    paths = sorted(folder.iterdir())
+    foreign = [path.name for path in paths if not _is_own(path)]
     if foreign:
         raise GuardError(
             "the folder has more than a scan in it",
@@ -161,10 +151,8 @@ def delete_scan(folder: Path) -> None:
             got=", ".join(foreign[:5]),
             remedy="Move that elsewhere, or name another folder with OUT=",
         )
-    deleted = folder.with_name(f".{folder.name}.deleted")
-    shutil.rmtree(deleted, ignore_errors=True)
-    folder.rename(deleted)
-    shutil.rmtree(deleted)
+    for path in sorted(paths, key=lambda path: path.name == MANIFEST):
+        path.unlink()
 
 
 def _is_own(path: Path) -> bool:
@@ -207,26 +195,23 @@ class PartFolder:
         yet, may be writing the same part.
         """
         unfinished = self.folder / f"{socket.gethostname()}-{os.getpid()}{UNFINISHED}"
-        if self.manifest.format == "parquet":
-            _write_parquet(unfinished, rows)
-        else:
-            lines = [json.dumps(vars(row), ensure_ascii=False) + "\n" for row in rows]
-            unfinished.write_text("".join(lines), encoding="utf-8")
+        lines = [json.dumps(vars(row), ensure_ascii=False) + "\n" for row in rows]
+        unfinished.write_text("".join(lines), encoding="utf-8")
         _to_disk(unfinished)
         unfinished.replace(self._part(number))
         with contextlib.suppress(OSError):  # of file systems that have no such thing for folders
             _to_disk(self.folder)
 
     def numbers(self) -> list[int]:
-        paths = self.folder.glob(f"part-*.{self.manifest.format}")
+        paths = self.folder.glob("part-*.jsonl")
         return sorted(int(path.stem.removeprefix("part-")) for path in paths)
 
     def read(self, number: int) -> Iterator[dict[str, Any]]:
         """The rows of a part that exists. Raises GuardError for a part that is broken."""
         path = self._part(number)
         try:
-            rows = _read_parquet(path) if self.manifest.format == "parquet" else _read_lines(path)
-        except Exception as error:  # of pyarrow, too
+            rows = [json.loads(line) for line in path.read_bytes().splitlines()]
+        except (OSError, ValueError) as error:
             raise _broken(path, " ".join(str(error).split())) from error
         yield from rows
 
@@ -244,7 +229,7 @@ class PartFolder:
         self._write(manifest)
 
     def _part(self, number: int) -> Path:
-        return self.folder / f"part-{number:06d}.{self.manifest.format}"
+        return self.folder / f"part-{number:06d}.jsonl"
 
     def _stored(self) -> dict[str, Any] | None:
         path = self.folder / MANIFEST
@@ -304,27 +289,3 @@ def _is_abandoned(unfinished: Path) -> bool:
 def _broken(part: Path, problem: str) -> GuardError:
     remedy = "Delete it and run the command again, which judges that part again"
     return GuardError(f"the part is broken: {problem}", where=part, remedy=remedy)
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_bytes().splitlines()]
-
-
-def _read_parquet(path: Path) -> list[dict[str, Any]]:
-    import pyarrow.parquet
-
-    rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
-    return rows
-
-
-def _write_parquet(path: Path, rows: Sequence[ScanRow]) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    types = {"row": pyarrow.int64(), "confident": pyarrow.bool_()}
-    types |= dict.fromkeys(("p_violation", "threshold"), pyarrow.float64())
-    schema = pyarrow.schema(
-        [(field.name, types.get(field.name, pyarrow.string())) for field in fields(ScanRow)]
-    )
-    table = pyarrow.Table.from_pylist([vars(row) for row in rows], schema)
-    pyarrow.parquet.write_table(table, path, compression="zstd")

@@ -1,7 +1,7 @@
 """`python -m serve.scan.replay A B --files logs/*.jsonl`, entry of `make replay`.
 
 Judges recorded conversations by two versions of a rule's weights in one engine, each conversation
-prefilled once for both, and reports which verdicts flip. It is a scan by two adapters a rule: what
+prefilled once for both, and reports which verdicts flip. It is a scan by two adapters: what
 is cut off at any point goes on where it was. Without labels it says what changes, not what is
 better. Exit status: 1 if B is worse on labelled rows than chance explains, 2 for what cannot be
 replayed (by make: 2 for either).
@@ -15,7 +15,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,11 @@ from guard.arguments import count
 from guard.conversation.example import Message
 from guard.errors import exits_cleanly
 from guard.files.atomic import atomic_write
-from guard.method import METHODS
 from serve.scan.command import add_scan_options, judge_all
 from serve.scan.flips import ReplayTally, Row
 from serve.scan.parts import PartFolder, ScanManifest, delete_scan, manifest_of
-from serve.scan.sources import StoredConversation, find_sources, names_of, read_source
-from serve.scan.versions import RuleVersion, VersionPair, Versions, find_versions, replayed_parts
+from serve.scan.sources import find_sources, names_of, read_source
+from serve.scan.versions import RuleVersion, VersionPair, find_pair, replayed_part
 
 LAST_TURNS, LAST_CHARACTERS = 4, 600  # what is shown of a conversation, and of each turn
 ELLIPSIS = "…"
@@ -67,21 +66,19 @@ def shortened(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(turns)
 
 
-def page(
-    title: str, notes: Sequence[str], rules: Sequence[tuple[VersionPair, ReplayTally]], texts: Texts
-) -> str:
-    """The page of the rules' figures, and of their flips with the `texts` of the conversations."""
+def page(title: str, pair: VersionPair, tally: ReplayTally, texts: Texts) -> str:
+    """The page of the rule's figures, and of its flips with the `texts` of the conversations."""
     template = Template(
         TEMPLATE.read_text(encoding="utf-8"),
         autoescape=True,
         trim_blocks=True,
         undefined=StrictUndefined,
     )
-    html: str = template.render(title=title, notes=notes, rules=rules, texts=texts)
+    html: str = template.render(title=title, note=QUOTES, pair=pair, tally=tally, texts=texts)
     return html + "\n"
 
 
-SHOWN = 50  # flips of a rule that the report lists
+SHOWN = 50  # flips that the report lists
 REPORT, PAGE = "replay.json", "replay.html"
 QUOTES = (
     "This page quotes recorded conversations. Without a label a flip says that A and B disagree, "
@@ -92,58 +89,45 @@ CARD_FACTS = ("method", "version", "rule_text", "threshold", "temperature", "bia
 
 @dataclass(frozen=True)
 class ReplayReport:
-    """What was counted of each pair of versions, by rule, and of which traffic."""
+    """What was counted of a pair of versions, and of which traffic."""
 
     manifest: ScanManifest
     conversations: int
-    versions: Versions
-    tallies: Mapping[str, ReplayTally]
+    pair: VersionPair
+    tally: ReplayTally
 
     def as_json(self) -> str:
         """`replay.json`."""
-        rules: dict[str, Any] = {}
-        for pair in self.versions.pairs:
-            rules[pair.rule] = {
-                "a": _facts(pair.a),
-                "b": _facts(pair.b),
-                "differences": pair.differences,
-                "shares_prefill": pair.shares_prefill,
-                **self.tallies[pair.rule].facts(),
-            }
         facts = {
+            "rule": self.pair.rule,
             "model": self.manifest.model,
             "conversations": self.conversations,
             "sources": {source: size for source, (size, _) in self.manifest.sources.items()},
-            "rules_of_a_only": self.versions.only_a,
-            "rules_of_b_only": self.versions.only_b,
-            "unchanged_rules": self.versions.unchanged,
-            "rules": rules,
+            "a": _facts(self.pair.a),
+            "b": _facts(self.pair.b),
+            "differences": self.pair.differences,
+            "shares_prefill": self.pair.shares_prefill,
+            **self.tally.facts(),
         }
         return json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
 
     def as_text(self) -> str:
         """The lines for the terminal: what each version flags, and how many verdicts flip."""
-        lines = [f"{self.conversations:,} conversations, {len(self.tallies)} rules, two versions"]
-        for pair in self.versions.pairs:
-            lines += ["", pair.rule]
-            for label, text in self.tallies[pair.rule].as_text().items():
-                lines.append(f"  {label:<22}{text}")
-            lines += [f"  note: {sentence}" for sentence in pair.differences]
-        return "\n".join([*lines, *self._left_out()])
+        lines = [f"{self.pair.rule}: {self.conversations:,} conversations, two versions"]
+        for label, text in self.tally.as_text().items():
+            lines.append(f"  {label:<22}{text}")
+        return "\n".join([*lines, *(f"  note: {sentence}" for sentence in self.pair.differences)])
 
     def as_html(self) -> str:
         """`replay.html`. Raises GuardError where a source has changed or cannot be read any more:
         its texts would be of other rows than the verdicts.
         """
-        places: list[tuple[str, int]] = []
-        for tally in self.tallies.values():
-            places += [(flip.source, flip.row) for flip in tally.largest()]
+        places = [(flip.source, flip.row) for flip in self.tally.largest()]
         texts = excerpts(places)
         for source in {source for source, _ in places}:
             self.manifest.check_source(source)
-        rules = [(pair, self.tallies[pair.rule]) for pair in self.versions.pairs]
         title = f"Replay: {self.conversations:,} conversations, A against B"
-        return page(title, [QUOTES, *self._left_out()], rules, texts)
+        return page(title, self.pair, self.tally, texts)
 
     def save(self, folder: Path) -> None:
         """Write `replay.html` and `replay.json`, each whole or not at all. Raises as `as_html`."""
@@ -151,38 +135,28 @@ class ReplayReport:
             with atomic_write(folder / name) as part:
                 part.write_text(content, encoding="utf-8")
 
-    def _left_out(self) -> list[str]:
-        """The rules that were not replayed, one line per reason."""
-        reasons = (
-            ("only in A", self.versions.only_a),
-            ("only in B", self.versions.only_b),
-            ("the same in both", self.versions.unchanged),
-        )
-        return [f"{reason}: {', '.join(rules)}" for reason, rules in reasons if rules]
 
-
-def report_replay(folder: PartFolder, versions: Versions, shown: int) -> ReplayReport:
+def report_replay(folder: PartFolder, pair: VersionPair, shown: int) -> ReplayReport:
     """Read all parts of a finished replay. Raises GuardError where a part is broken."""
-    tallies = {pair.rule: ReplayTally(shown) for pair in versions.pairs}
-    labelled = _labelled(folder.manifest.sources)
+    tally = ReplayTally(shown)
+    labels = _labels(folder.manifest.sources, pair.rule)
     conversations = 0
     for rows in _conversations(folder):
         conversations += 1
-        for pair in versions.pairs:
-            a, b = rows[pair.a.name], rows[pair.b.name]
-            stored = labelled.get((a["source"], a["row"]))
-            tallies[pair.rule].add(a, b, stored.label_for(pair.rule) if stored else None)
-    return ReplayReport(folder.manifest, conversations, versions, tallies)
+        a, b = rows[pair.a.name], rows[pair.b.name]
+        tally.add(a, b, labels.get((a["source"], a["row"])))
+    return ReplayReport(folder.manifest, conversations, pair, tally)
 
 
-def _labelled(sources: Iterable[str]) -> dict[Place, StoredConversation]:
-    """The conversations with a label, without their text."""
-    labelled: dict[Place, StoredConversation] = {}
+def _labels(sources: Iterable[str], rule: str) -> dict[Place, int]:
+    """The labels of the conversations that have one for the rule."""
+    labels: dict[Place, int] = {}
     for source in sources:
         for stored in read_source(source):
-            if stored.label is not None:
-                labelled[source, stored.number] = replace(stored, messages=())
-    return labelled
+            label = stored.label_for(rule)
+            if label is not None:
+                labels[source, stored.number] = label
+    return labels
 
 
 def _conversations(folder: PartFolder) -> Iterator[dict[str, Row]]:
@@ -218,12 +192,11 @@ def _arguments() -> argparse.Namespace:
         "a",
         type=Path,
         help="a folder of weights, runs/MODEL/RULE/METHOD (`make rules` names those of older "
-        "versions), or runs/MODEL for all its rules",
+        "versions)",
     )
-    add("b", type=Path, help="the other version, of the same kind of folder")
+    add("b", type=Path, help="the other version's folder")
     add_scan_options(parser, out="the folder for verdicts and report (default: runs/replay)")
-    add("--method", help=f"where A and B are folders of rules: {', '.join(METHODS)}")
-    shown = f"flips of a rule that the report lists (default: {SHOWN})"
+    shown = f"flips that the report lists (default: {SHOWN})"
     add("--shown", type=count, default=SHOWN, help=shown)
     arguments = parser.parse_args()
     if Path() in (arguments.a, arguments.b):
@@ -238,21 +211,21 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     """The command line."""
     arguments = _arguments()
-    versions = find_versions(arguments.a, arguments.b, arguments.method)
+    pair = find_pair(arguments.a, arguments.b)
     sources = find_sources(names_of(arguments.files))
-    parts = replayed_parts(versions)
-    manifest = manifest_of(parts, sources, arguments.rows_a_part, "jsonl")
+    parts = [replayed_part(pair)]
+    manifest = manifest_of(parts, sources, arguments.rows_a_part)
     out = arguments.out or arguments.runs / "replay"
     if arguments.force:
         delete_scan(out)
     folder = PartFolder(out, manifest)
     if folder.finished is None:
         judge_all(parts, folder)
-    report = report_replay(folder, versions, arguments.shown)
+    report = report_replay(folder, pair, arguments.shown)
     report.save(out)
     print(report.as_text())
     print(f"written: {out / REPORT}, {out / PAGE}")
-    sys.exit(int(any(tally.is_regression for tally in report.tallies.values())))
+    sys.exit(int(report.tally.is_regression))
 
 
 if __name__ == "__main__":

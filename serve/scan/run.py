@@ -13,7 +13,7 @@ from guard.errors import exits_cleanly
 from guard.layout import Runs
 from guard.method import METHODS
 from serve.scan.command import add_scan_options, judge_all
-from serve.scan.parts import FORMATS, PartFolder, ScanManifest, delete_scan, manifest_of
+from serve.scan.parts import PartFolder, ScanManifest, delete_scan, manifest_of
 from serve.scan.sources import find_sources, names_of
 from serve.selection import Selection, left_out, served_parts
 
@@ -27,7 +27,7 @@ def summary(manifest: ScanManifest, folder: Path) -> str:
     for rule, counts in verdicts.items():
         numbers = [counts.get(word, 0) for word in ("violation", "allow", "unjudged")]
         lines.append(f"{rule:{width}} " + " ".join(f"{number:10,}" for number in numbers))
-    lines.append(f"written: {folder}/part-*.{manifest.format}, scan.json")
+    lines.append(f"written: {folder}/part-*.jsonl, scan.json")
     return "\n".join(lines)
 
 
@@ -41,7 +41,6 @@ def _arguments() -> argparse.Namespace:
     add("--model", default="tiny", help="a base of recipes/models, or several (default: tiny)")
     add("--rules", help="comma-separated; default: every trained rule")
     add("--method", help=f"whose weights answer: {', '.join(METHODS)}")
-    add("--format", choices=FORMATS, default="jsonl", help="format of the parts (default: jsonl)")
     return parser.parse_args()
 
 
@@ -55,7 +54,7 @@ def main() -> None:
     parts = served_parts(selection)
     if line := left_out(selection, parts):
         print(line, flush=True)
-    manifest = manifest_of(parts, sources, arguments.rows_a_part, arguments.format)
+    manifest = manifest_of(parts, sources, arguments.rows_a_part)
     out = arguments.out or runs.root / "scan"
     if arguments.force:
         delete_scan(out)

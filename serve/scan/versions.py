@@ -1,22 +1,21 @@
-"""Which two versions of which rules are replayed, and whether one engine can serve both.
+"""Which two versions of a rule are replayed, and whether one engine can serve both.
 
-Version A of a rule is served as `RULE@A`, version B as `RULE@B`: two adapters on one base, so that
-a conversation is prefilled once for both. Knows nothing of the traffic.
+Version A is served as `RULE@A`, version B as `RULE@B`: two adapters on one base, so that a
+conversation is prefilled once for both. Knows nothing of the traffic.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from guard.errors import GuardError
-from guard.method import METHODS, method_named
+from guard.method import METHODS
 from guard.recipe import load_recipe
-from guard.weights.card import CARD, Card, check_rule, load_card
+from guard.weights.card import Card, load_card
 from serve.engine.adapter import Requirements
 from serve.selection import ServedPart
 
-NAME_WEIGHTS = "Name runs/MODEL/RULE/METHOD, or runs/MODEL for all its rules"
 # Of a card: what makes two versions of it answer differently beside the weights.
 COMPARED = {
     "rule_text": "The rule's text",
@@ -24,10 +23,6 @@ COMPARED = {
     "reads": "What counts",
     "threshold": "The threshold",
 }
-# As a server prefers them: adapters that share conversations first.
-METHODS_IN_ORDER = sorted(
-    METHODS, key=lambda name: (not METHODS[name].is_adapter, not METHODS[name].shares_conversation)
-)
 
 
 @dataclass(frozen=True)
@@ -46,10 +41,6 @@ class VersionPair:
     rule: str
     a: RuleVersion
     b: RuleVersion
-
-    @property
-    def is_unchanged(self) -> bool:
-        return self.a.card.version == self.b.card.version
 
     @property
     def shares_prefill(self) -> bool:
@@ -75,66 +66,12 @@ class VersionPair:
         return sentences
 
 
-@dataclass(frozen=True)
-class Versions:
-    """The pairs to replay, the rules that one side alone has, and those that both have alike."""
-
-    pairs: tuple[VersionPair, ...]
-    only_a: tuple[str, ...] = ()
-    only_b: tuple[str, ...] = ()
-    unchanged: tuple[str, ...] = ()
-
-
-def find_versions(a: Path, b: Path, method: str | None = None) -> Versions:
-    """The pairs that two folders hold: of weights (`runs/MODEL/RULE/METHOD`), or of rules
-    (`runs/MODEL`), of which every rule that both have is a pair, by `method` or the one that a
-    server prefers.
-
-    Raises GuardError where a folder holds no weights, two cannot stand side by side, or all answer
-    alike.
-    """
+def find_pair(a: Path, b: Path) -> VersionPair:
+    """The pair. Raises GuardError if the two cannot be served, or told apart, side by side."""
     for folder in (a, b):
         if not folder.is_dir():
-            raise GuardError("no such folder", where=folder, remedy=NAME_WEIGHTS)
-    if not ((a / CARD).is_file() and (b / CARD).is_file()):
-        versions = _of_rules(a, b, method)
-    elif method is not None:
-        problem, remedy = "folders of weights say their method themselves", "Leave out METHOD="
-        raise GuardError(problem, got=method, remedy=remedy)
-    else:
-        versions = Versions((_pair(a, b),))
-    changed = tuple(pair for pair in versions.pairs if not pair.is_unchanged)
-    if not changed:
-        remedy = "`make rules` names the folders of older versions"
-        raise GuardError("A and B are the same weights", where=b, got=a, remedy=remedy)
-    unchanged = tuple(pair.rule for pair in versions.pairs if pair.is_unchanged)
-    return replace(versions, pairs=changed, unchanged=unchanged)
-
-
-def replayed_parts(versions: Versions) -> list[ServedPart]:
-    """The parts to serve: for each base, both versions of its rules.
-
-    Every folder is checked as the engine will check it. Raises GuardError for one that it would
-    refuse.
-    """
-    by_model: dict[str, list[VersionPair]] = {}
-    for pair in versions.pairs:
-        by_model.setdefault(pair.b.card.model, []).append(pair)
-    parts: list[ServedPart] = []
-    for model, pairs in by_model.items():
-        recipe = load_recipe(model)
-        requirements = Requirements.of(recipe)
-        folders: dict[str, Path] = {}
-        for pair in pairs:
-            for version in (pair.a, pair.b):
-                requirements.admit(version.name, version.folder)
-                folders[version.name] = version.folder
-        parts.append(ServedPart(recipe, pairs[0].b.card.method, folders))
-    return parts
-
-
-def _pair(a: Path, b: Path) -> VersionPair:
-    """The pair. Raises GuardError if the two cannot be served, or told apart, side by side."""
+            remedy = "Name runs/MODEL/RULE/METHOD; `make rules` names the folders of older versions"
+            raise GuardError("no such folder", where=folder, remedy=remedy)
     card_a, card_b = load_card(a), load_card(b)
     rule = card_a.rule
     if rule != card_b.rule:
@@ -152,46 +89,20 @@ def _pair(a: Path, b: Path) -> VersionPair:
             got=" and ".join(bases),
             remedy="`make eval MODEL=…,…` puts two bases side by side",
         )
+    if card_a.version == card_b.version:
+        remedy = "`make rules` names the folders of older versions"
+        raise GuardError("A and B are the same weights", where=b, got=a, remedy=remedy)
     return VersionPair(
         rule, RuleVersion(f"{rule}@A", a, card_a), RuleVersion(f"{rule}@B", b, card_b)
     )
 
 
-def _of_rules(a: Path, b: Path, method: str | None) -> Versions:
-    """A pair of every rule that both folders have. Raises GuardError if there is none."""
-    methods = METHODS_IN_ORDER
-    if method is not None:
-        methods = [method_named(method).name]
-    rules_a, rules_b = _rules(a), _rules(b)
-    pairs: list[VersionPair] = []
-    for rule in (rule for rule in rules_a if rule in rules_b):
-        common = [name for name in methods if name in rules_a[rule] & rules_b[rule]]
-        if not common:
-            problem = f"the two folders have no method in common for {rule}"
-            remedy = "Name the two folders of weights themselves"
-            raise GuardError(problem, where=b, remedy=remedy)
-        pair = _pair(a / rule / common[0], b / rule / common[0])
-        check_rule(pair.a.card, rule, pair.a.folder)
-        pairs.append(pair)
-    if not pairs:
-        got = f"{', '.join(rules_a)} and {', '.join(rules_b)}"
-        remedy = "Name two folders of the same rules"
-        raise GuardError("the two folders have no rule in common", where=b, got=got, remedy=remedy)
-    only_a = tuple(rule for rule in rules_a if rule not in rules_b)
-    only_b = tuple(rule for rule in rules_b if rule not in rules_a)
-    return Versions(tuple(pairs), only_a, only_b)
-
-
-def _rules(folder: Path) -> dict[str, set[str]]:
-    """The methods that each rule has weights of. Raises GuardError if there is none."""
-    if (folder / CARD).is_file():
-        problem = "one is a folder of weights, the other a folder of rules"
-        raise GuardError(problem, where=folder, remedy="Name two of a kind")
-    rules: dict[str, set[str]] = {}
-    for card in sorted(folder.glob(f"*/*/{CARD}")):
-        if card.parent.name in METHODS:
-            rules.setdefault(card.parent.parent.name, set()).add(card.parent.name)
-    if not rules:
-        problem = f"no {CARD}, and none in RULE/METHOD"
-        raise GuardError(problem, where=folder, remedy=NAME_WEIGHTS)
-    return rules
+def replayed_part(pair: VersionPair) -> ServedPart:
+    """Both versions as they are served. Raises GuardError for one that the engine would refuse."""
+    recipe = load_recipe(pair.b.card.model)
+    requirements = Requirements.of(recipe)
+    folders: dict[str, Path] = {}
+    for version in (pair.a, pair.b):
+        requirements.admit(version.name, version.folder)
+        folders[version.name] = version.folder
+    return ServedPart(recipe, pair.b.card.method, folders)

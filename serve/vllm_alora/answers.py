@@ -19,7 +19,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from vllm.platforms import current_platform
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 
-from .seam import seam
+from .seam import seam, setting
 
 # In EngineArgs.additional_config: the ids of the only tokens that this engine is asked for.
 ANSWERS = "vllm_alora_answers"
@@ -27,13 +27,12 @@ ANSWERS = "vllm_alora_answers"
 
 def _answers_of(vllm_config: Any) -> list[int]:
     """The ids of the tokens that can be answered; none where all of them can be."""
-    config = vllm_config.additional_config
     is_whole = vllm_config.parallel_config.world_size == 1
     # Installing Triton for CPUs selects runner V2, whose sampler knows nothing of two columns.
     is_v1 = current_platform.is_cpu() and not vllm_config.use_v2_model_runner
-    if not (isinstance(config, dict) and is_whole and is_v1):
+    if not (is_whole and is_v1):
         return []
-    return list(config.get(ANSWERS, []))
+    return list(setting(vllm_config, ANSWERS, ()))
 
 
 @seam(

@@ -44,6 +44,12 @@ def seam(target: str, parameters: str) -> Callable[[Wrapper], Seam]:
     return lambda wrapper: Seam(target, tuple(parameters.split()), wrapper)
 
 
+def setting(vllm_config: Any, name: str, default: Any = None) -> Any:
+    """What `EngineArgs.additional_config` says under this name of ours."""
+    config = vllm_config.additional_config
+    return config.get(name, default) if isinstance(config, dict) else default
+
+
 def install(seams: Iterable[Seam]) -> None:
     """Check every seam, then patch those that are not. Raises SeamError before any patch."""
     wanted = list(seams)

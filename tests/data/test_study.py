@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -16,21 +15,20 @@ from data.splits import refuse_leaks
 from data.study import ALL_ROWS, StudyRequest, _limited, build_study, drawn, row_counts
 from guard.conversation.example import (
     FEWEST_ROWS,
-    GENERATOR,
+    GENERATOR_AND,
     SPLITS,
     Example,
     Message,
     Split,
     read_examples,
-    write_examples,
 )
 from guard.errors import GuardError
 from guard.layout import Runs
-from guard.rule import MANIFEST_KEY, labelling, load_rule
-from guard.study import ORIGIN, Study, StudyPoint, point_runs, study_folder
+from guard.rule import load_rule
+from guard.study import StudyPoint, point_runs, study_folder
 from tests.data.own_rows import random_rows, written
 
-SMALL = Counts(train=16, validation=8, test=8)
+SMALL = Counts(train=16, validation=8, test=0)
 
 
 def write_rows(path: Path, count: int = 200, every: int = 3, **fields: object) -> Path:
@@ -50,9 +48,8 @@ def bare(identity: str, label: int, split: Split) -> Example:
 
 def request(tmp_path: Path, **changes: object) -> StudyRequest:
     asked = StudyRequest(
-        kind="curve",
         rule=load_rule("medical_advice"),
-        data=tmp_path / "rows.jsonl",
+        data=str(tmp_path / "rows.jsonl"),
         sizes=(20, 40, ALL_ROWS),
         seeds=(0, 1),
         test_rows=1000,
@@ -63,8 +60,12 @@ def request(tmp_path: Path, **changes: object) -> StudyRequest:
 
 
 def folder_of(asked: StudyRequest, point: StudyPoint) -> Path:
-    folder = study_folder(asked.runs.root, asked.kind, asked.rule.id, asked.data)
+    folder = study_folder(asked.runs.root, asked.rule.id, asked.data)
     return point_runs(folder, point).data(asked.rule.id)
+
+
+def mixed(tmp_path: Path, **changes: object) -> StudyRequest:
+    return request(tmp_path, data=f"{GENERATOR_AND}{tmp_path / 'rows.jsonl'}", **changes)
 
 
 def rows_of(asked: StudyRequest, point: StudyPoint) -> dict[str, list[Example]]:
@@ -118,92 +119,43 @@ def test_where_a_split_has_few_the_other_gives_more(train: int, validation: int)
         assert len(drawn(few, rows, seed=0)) == rows
 
 
-def test_a_transfer_without_real_rows_is_trained_on_generated_ones_alone(tmp_path: Path) -> None:
+def test_beside_generated_rows_a_point_may_have_none_of_the_file_and_tests_on_it(
+    tmp_path: Path,
+) -> None:
     write_rows(tmp_path / "rows.jsonl")
-    asked = request(tmp_path, kind="transfer", sizes=(0, 20), seeds=(0,))
+    asked = mixed(tmp_path, sizes=(0, 20), seeds=(0,))
     origins = {}
     for point in build_study(asked).points:
         for split, rows in rows_of(asked, point).items():
-            of_rows = [row.meta[ORIGIN] for row in rows]
-            origins[point.rows, split] = (of_rows.count("generated"), of_rows.count("real"))
+            is_generated = [row.is_generated for row in rows]
+            origins[point.rows, split] = (is_generated.count(True), is_generated.count(False))
     assert origins[0, "train"] == (16, 0) and origins[0, "validation"] == (8, 0)
     assert origins[20, "train"] == (16, 16) and origins[20, "validation"] == (8, 4)
     assert origins[0, "test"] == origins[20, "test"]
-    generated, real = origins[0, "test"]
-    assert generated == 8 and real > 50
+    generated_rows, real = origins[0, "test"]
+    assert generated_rows == 0 and real > 50
 
 
-def test_nothing_is_written_again_until_something_changed_is_gone_or_was_interrupted(
+def test_the_same_request_writes_the_same_bytes_and_another_file_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_rows(tmp_path / "rows.jsonl")
-    asked = request(tmp_path, sizes=(20,), seeds=(0,))
+    asked = mixed(tmp_path, sizes=(20,), seeds=(0,))
     study = build_study(asked)
     file = folder_of(asked, study.points[0]) / "train.jsonl"
-    changed_ns, before = file.stat().st_mtime_ns, file.read_bytes()
-    assert build_study(asked) == study
-    assert file.stat().st_mtime_ns == changed_ns
-    shutil.rmtree(file.parent)
-    assert build_study(asked) == study
-    assert file.read_bytes() == before
-    write_rows(tmp_path / "rows.jsonl", 190)
-    with monkeypatch.context() as interrupted, pytest.raises(KeyboardInterrupt):
-        interrupted.setattr(Study, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        build_study(asked)
-    assert file.read_bytes() != before
-    # Though the file of rows is what it was before: points of two files may lie there.
-    write_rows(tmp_path / "rows.jsonl")
-    build_study(asked)
+    before = file.read_bytes()
+    assert build_study(asked) == study and file.read_bytes() == before
+    monkeypatch.chdir(tmp_path)
+    assert folder_of(replace(asked, data="generator+rows.jsonl"), study.points[0]) == file.parent
+    (tmp_path / "2025").mkdir()
+    own = str(write_rows(tmp_path / "2025" / "rows.jsonl", 190))
+    for data in (own, f"{GENERATOR_AND}{own}"):
+        build_study(replace(asked, data=data))
     assert file.read_bytes() == before
 
 
-def test_another_file_whose_name_begins_alike_does_not_overwrite_a_study(tmp_path: Path) -> None:
-    for name in ("real.v1.jsonl", "real.v2.jsonl"):
-        write_rows(tmp_path / name)
-    asked = request(tmp_path, data=tmp_path / "real.v1.jsonl", sizes=(20,), seeds=(0,))
-    study = build_study(asked)
-    with pytest.raises(GuardError, match=r"another file.*real\.v1\.jsonl, not .*real\.v2\.jsonl"):
-        build_study(replace(asked, data=tmp_path / "real.v2.jsonl"))
-    assert build_study(asked) == study
-    elsewhere = tmp_path / "2025" / "real.v1.jsonl"
-    elsewhere.parent.mkdir()
-    write_rows(elsewhere, 190)
-    with pytest.raises(GuardError, match=r"another file.*not .*2025/real\.v1\.jsonl"):
-        build_study(replace(asked, data=elsewhere))
-    (tmp_path / "real.v1.jsonl").rename(elsewhere)  # the file itself, which was moved
-    assert build_study(replace(asked, data=elsewhere)).points == study.points
-
-
-def test_without_a_file_a_curve_draws_from_the_rule_s_own_splits(tmp_path: Path) -> None:
-    asked = request(tmp_path, data=None, sizes=(20,), seeds=(0,))
-
-    def write(generated: int) -> None:
-        for split in SPLITS:
-            rows = [bare(f"{split}{number}", number % 2, split) for number in range(40)]
-            rows[:generated] = [replace(row, source=GENERATOR) for row in rows[:generated]]
-            write_examples(asked.own_rows / f"{split}.jsonl", rows)
-
-    write(generated=0)
-    manifest = asked.own_rows / "manifest.json"
-    manifest.write_text(json.dumps({MANIFEST_KEY: labelling(asked.rule)}))
-    (point,) = build_study(asked).points
-    rows = rows_of(asked, point)
-    assert [row.id for row in rows["test"]] == [f"real/test{number}" for number in range(40)]
-    assert all(row.id.startswith("real/train") for row in rows["train"])
-    assert all(row.id.startswith("real/validation") for row in rows["validation"])
-    changed = asked.rule.model_copy(update={"turns": "last"})
-    with pytest.raises(GuardError, match=r'were made for turns: "any"; the rule says turns: "last'):
-        build_study(replace(asked, rule=changed))
-    with pytest.raises(GuardError, match=r"tested on real rows.*DATA=FILE"):
-        build_study(replace(asked, kind="transfer"))
-    # Points with more and less of either would say nothing about how many are needed.
-    write(generated=20)
-    with pytest.raises(GuardError, match=r"are generated, others are your own.*DATA=FILE"):
-        build_study(asked)
-
-
-def test_a_row_of_a_transfer_that_is_a_generated_one_is_refused(tmp_path: Path) -> None:
-    asked = request(tmp_path, kind="transfer", sizes=(0, 20), seeds=(0,))
+def test_a_row_that_is_a_generated_one_is_refused(tmp_path: Path) -> None:
+    asked = mixed(tmp_path, sizes=(0, 20), seeds=(0,))
     copied = generated(asked.rule, asked.generated, 0)[0]
     path = write_rows(tmp_path / "rows.jsonl")
     turns = [{"role": turn.role, "content": turn.content} for turn in copied.messages]
@@ -215,13 +167,13 @@ def test_a_row_of_a_transfer_that_is_a_generated_one_is_refused(tmp_path: Path) 
 
 
 def test_too_few_rows_to_draw_and_a_file_that_is_not_there_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(GuardError, match=r"no such file.*\.jsonl"):
+    with pytest.raises(GuardError, match=r"rows\.jsonl: no such file"):
         build_study(request(tmp_path))
     write_rows(tmp_path / "rows.jsonl")
     assert row_counts("100,all,20") == (100, ALL_ROWS, 20)
-    for kind, size in (("curve", 0), ("curve", 7), ("transfer", 5)):
+    for asked, size in ((request, 0), (request, 7), (mixed, 5)):
         with pytest.raises(GuardError, match=rf"too few rows to draw.*got {size}"):
-            build_study(request(tmp_path, kind=kind, sizes=(size, 20)))
+            build_study(asked(tmp_path, sizes=(size, 20)))
 
 
 def test_no_more_test_rows_are_kept_than_are_asked_for(tmp_path: Path) -> None:
@@ -232,14 +184,13 @@ def test_no_more_test_rows_are_kept_than_are_asked_for(tmp_path: Path) -> None:
     assert set(Counter(row.group for row in tests).values()) == {2}
     # One group that is larger is tested on whole.
     rows = [replace(bare(str(number), number % 2, "test"), group="all") for number in range(8)]
-    assert _limited(rows, 5) == tuple(rows)
+    assert _limited(rows, 5) == rows
 
 
 def test_test_rows_that_rank_nothing_are_refused(tmp_path: Path) -> None:
     """A few violating rows, which none of the test rows that are drawn are."""
     write_rows(tmp_path / "rows.jsonl", 400, every=20)
-    for kind in ("curve", "transfer"):
-        asked = request(tmp_path, kind=kind, sizes=(20,), seeds=(0,), test_rows=4)
-        with pytest.raises(GuardError, match=r"at least 2 rows of each label.*that violate"):
-            build_study(asked)
-        assert not asked.runs.root.exists()
+    asked = request(tmp_path, sizes=(20,), seeds=(0,), test_rows=4)
+    with pytest.raises(GuardError, match=r"at least 2 rows of each label.*that violate"):
+        build_study(asked)
+    assert not asked.runs.root.exists()

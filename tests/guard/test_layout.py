@@ -66,17 +66,17 @@ def test_a_study_reads_back_and_a_missing_or_broken_one_names_what_writes_it(
     tmp_path: Path,
 ) -> None:
     points = tuple(StudyPoint(rows=rows, seed=seed) for rows in (50, 20) for seed in (0, 3))
-    names = {"kind": "curve", "rule": "toy", "data": None, "path": None}
+    names = {"rule": "toy", "data": "/rows.csv"}
     study = Study.model_validate(names | {"points": points})
     study.save(tmp_path / "new")
     assert load_study(tmp_path / "new") == study
     assert (study.sizes, [point.seed for point in study.of_size(20)]) == ([20, 50], [0, 3])
     data = {point_runs(tmp_path, point).data("toy") for point in points}
     assert len(data) == 4 and tmp_path / "rows-20-seed-3" / "data" / "toy" in data
-    with pytest.raises(GuardError, match=r"no such study.*make transfer"):
+    with pytest.raises(GuardError, match=r"no such study.*make curve"):
         load_study(tmp_path)
-    (tmp_path / STUDY).write_text('{"kind": "race"}')
-    with pytest.raises(GuardError, match="kind"):
+    (tmp_path / STUDY).write_text('{"rule": 7}')
+    with pytest.raises(GuardError, match="points"):
         load_study(tmp_path)
 
 

@@ -10,8 +10,10 @@ import os
 import ssl
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 from cryptography import x509
@@ -83,16 +85,36 @@ def make_certificates(folder: Path) -> Certificates:
     return files
 
 
-class ServerProcess:
-    """`python -m serve.up` on the tiny base, with a random adapter for the rule `pii_leak`.
+class StartedServer:
+    """`python -m serve.up` on the tiny base, once it is ready, with an audit log."""
 
-    It has a rule set, a tenant, an admin, an audit log, a review store that keeps everything, and
-    TLS with certificates on both ends.
+    def __init__(self, folder: Path, options: Mapping[str, object], **process: Any) -> None:
+        self.audit = folder / "audit.jsonl"
+        self.errors = folder / "stderr"
+        self.output = ""
+        command = [sys.executable, "-m", "serve.up", "--port=0", f"--audit-log={self.audit}"]
+        command += [f"--{name}={value}" for name, value in options.items()]
+        with self.errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True, **process
+            )
+        self.address = self._address()
+
+    def _address(self) -> str:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.output += line
+            if "is ready" in line:
+                return line.partition("/v1/check")[0]
+        raise AssertionError(self.errors.read_text())
+
+
+class ServerProcess(StartedServer):
+    """One with a random adapter for `pii_leak`, a rule set, a tenant, an admin, a review store
+    that keeps everything, and TLS with certificates on both ends.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.audit = folder / "audit.jsonl"
-        self.errors = folder / "stderr"
         self.kept = folder / "registry" / "reviews.db"
         self._files = make_certificates(folder)
         save_adapter(folder / "tiny" / "pii_leak" / "alora", "pii_leak", seed=2)
@@ -103,37 +125,15 @@ class ServerProcess:
         (folder / "tenants.yaml").write_text(TENANTS)
         (folder / "policy.yaml").write_text("share: 1")
         options = {
-            "reviews": folder / "policy.yaml",
             "runs": folder,
-            "port": 0,
+            "reviews": folder / "policy.yaml",
             "rule-sets": folder / "sets.yaml",
             "tenants": folder / "tenants.yaml",
-            "audit-log": self.audit,
             "tls-cert": self._files.server,
             "tls-key": self._files.server_key,
             "tls-client-ca": self._files.authority,
         }
-        command = [sys.executable, "-m", "serve.up"]
-        command += [f"--{name}={value}" for name, value in options.items()]
-        with self.errors.open("wb") as errors:
-            self.process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env={**os.environ, KEY: new_key()},
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
-        self.output = ""
-        self.address = self._address()
-
-    def _address(self) -> str:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.output += line
-            if "is ready" in line:
-                return line.partition("/v1/check")[0]
-        raise AssertionError(self.errors.read_text())
+        super().__init__(folder, options, env={**os.environ, KEY: new_key()})
 
     def client(self, *, has_certificate: bool = True) -> httpx.Client:
         context = ssl.create_default_context(cafile=self._files.authority)

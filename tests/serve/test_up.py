@@ -64,8 +64,7 @@ def test_a_port_in_use_is_found_before_the_engine_starts_and_ipv6_is_listened_on
         ("--method lorra", "Did you mean 'lora'"),
         ("--merged --method alora", "leave out --method"),
         ("--merged --watch", "leave out --watch"),
-        ("--scale-down 60", "--replicas 1-4"),
-        ("--scale-down 60 --replicas 2", "--replicas 1-4"),
+        ("--replicas 0", "must be a whole number"),
     ],
 )
 def test_nothing_trained_or_options_that_contradict_each_other_are_refused(
@@ -140,16 +139,16 @@ def test_one_ray_after_another_starts_and_writes_nothing_into_the_home_folder(
     """With a token that stands in no file."""
     import ray
 
-    from serve.cluster.ray_pool import private_ray
+    from serve.cluster.ray_pool import serve_on_ray
 
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for _ in range(2):
         with (
             tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as scratch,
-            private_ray(Path(scratch), 1, {"GUARD_TEST": "handed on"}),
+            serve_on_ray(1, Path(scratch)),
         ):
-            look = ray.remote(lambda: (os.environ["GUARD_TEST"], os.environ["RAY_AUTH_MODE"]))
-            assert ray.get(look.remote()) == ("handed on", "token")
+            look = ray.remote(lambda: (os.environ["OMP_NUM_THREADS"], os.environ["RAY_AUTH_MODE"]))
+            assert ray.get(look.remote()) == (os.environ["OMP_NUM_THREADS"], "token")
         assert not ray.is_initialized()
     assert not (tmp_path / "home" / ".ray").exists()
 

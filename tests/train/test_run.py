@@ -463,7 +463,7 @@ def of_study(tmp_path: Path) -> Path:
 
 
 def write_study(folder: Path) -> None:
-    study = Study(kind="curve", rule="toy", data=None, path=None, points=POINTS)
+    study = Study(rule="toy", data="rows.csv", points=POINTS)
     study.save(folder)
     for point in POINTS:
         write_toy_data(point_runs(folder, point).data("toy"), n_train=point.rows, n_other=8)

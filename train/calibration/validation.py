@@ -11,12 +11,10 @@ from typing import Any
 
 import numpy as np
 from scipy.stats import binomtest, bootstrap, rankdata
-from sklearn.metrics import balanced_accuracy_score, f1_score
 
 from guard.calibrate import fit_platt, left_out_probabilities
 from guard.verdict import Calibration, expected_calibration_error
 
-RELIABILITY_BINS = 10
 RESAMPLES = 999
 MOST_RESAMPLED = 4_000_000  # rows that are drawn at once: some 200 MB
 
@@ -26,8 +24,8 @@ def validation_metrics(
 ) -> dict[str, Any]:
     """Metrics of calibrated verdicts, with 95 % intervals of independent rows. Wilson's for shares,
     percentile bootstrap within the classes for the AUROC. On the split that chose the threshold
-    they flatter a little: the figures to quote are the test split's, from `make eval`. ECE and
-    reliability are of probabilities that each row got from the other folds.
+    they flatter a little: the figures to quote are the test split's, from `make eval`. The ECE
+    is of probabilities that each row got from the other folds.
     """
     x = np.asarray(logits, dtype=np.float64)
     y = np.asarray(labels)
@@ -35,7 +33,6 @@ def validation_metrics(
     confident = np.array([calibration.verdict("", logit).confident for logit in logits])
     violates = p >= calibration.threshold
     left_out = left_out_probabilities(x, y, with_bias=bool(calibration.bias))
-    nll = -np.log(np.where(y == 1, p, 1 - p).clip(1e-12)).mean()
     return {
         "n": len(y),
         **_shares("accuracy", violates == y),
@@ -43,12 +40,8 @@ def validation_metrics(
         **_shares("recall", violates[y == 1]),
         "confident": round(float(confident.mean()), 4),
         "accuracy_where_confident": _mean((violates == y)[confident]),
-        "balanced_accuracy": round(float(balanced_accuracy_score(y, violates)), 4),
-        "f1": round(float(f1_score(y, violates)), 4),
         **_auroc_with_interval(x[y == 1], x[y == 0]),
-        "nll": round(float(nll), 4),
         "ece": round(expected_calibration_error(y.tolist(), left_out.tolist()) or 0.0, 4),
-        "reliability": _reliability(left_out, y),
     }
 
 
@@ -69,24 +62,6 @@ def calibrated_loss(logits: Sequence[float], labels: Sequence[int]) -> float:
     y = np.asarray(labels)
     temperature, bias = fit_platt(x, y)
     return validation_loss(x / temperature + bias, y)
-
-
-def _reliability(p: np.ndarray, y: np.ndarray) -> list[dict[str, Any]]:
-    """Bins of equally many rows by probability. Each has its mean p, the share that violates with
-    its 95 % interval, and its number of rows.
-    """
-    by_probability = np.argsort(p, kind="stable")
-    summaries: list[dict[str, Any]] = []
-    for rows in np.array_split(by_probability, min(RELIABILITY_BINS, len(p))):
-        violating = y[rows] == 1
-        summary = {
-            "p": round(float(p[rows].mean()), 4),
-            "violates": round(float(violating.mean()), 4),
-            "ci95": _wilson(violating),
-            "n": len(rows),
-        }
-        summaries.append(summary)
-    return summaries
 
 
 def _shares(name: str, hits: np.ndarray) -> dict[str, Any]:

@@ -15,45 +15,41 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope
 
-# zlib's number for each header that it checks; x-gzip is gzip's old name.
-GZIP, ZLIB = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS
-WINDOW_BITS = {"gzip": GZIP, "x-gzip": GZIP, "deflate": ZLIB}
-FORMATS = {GZIP: "gzip's format (RFC 1952)", ZLIB: "zlib's format (RFC 1950)"}
+GZIP, GZIP_BITS = "gzip", 16 + zlib.MAX_WBITS  # zlib's number for the header that it checks
 CHARSETS = ("utf-8", "utf8", "unicode-1-1-utf-8", "us-ascii", "ascii")
 # What follows the word in a content-type: none but `charset=NAME` is read.
 NAMED_CHARSET = re.compile(r"[;\s]charset\*?\s*=([^;]*)", re.IGNORECASE)
 NAMED = 40  # characters of an unknown name that are said
 ENCODING, TYPE = "content-encoding", "content-type"
-ACCEPTED = {"accept-encoding": "gzip, deflate, identity"}
+ACCEPTED = {"accept-encoding": "gzip, identity"}
 
 
 class Unpacking:
-    """A packed body, undone piece by piece, up to `max_bytes`."""
+    """A body in gzip's format, undone piece by piece, up to `max_bytes`."""
 
-    def __init__(self, coding: str, max_bytes: int) -> None:
-        self._coding = coding
+    def __init__(self, max_bytes: int) -> None:
         self._max_bytes = self._left = max_bytes
-        self._inflate = zlib.decompressobj(WINDOW_BITS[coding])
+        self._inflate = zlib.decompressobj(GZIP_BITS)
 
     def unpacked(self, piece: bytes, *, is_last: bool) -> bytes:
-        """The next bytes. Raises HTTPException 413 for too many, 400 for what is not the coding."""
+        """The next bytes. Raises HTTPException 413 for too many, 400 for what is not gzip's."""
         try:
             unpacked = self._inflate.decompress(piece, self._left + 1)
         except zlib.error:
-            problem = f"the body is not in {FORMATS[WINDOW_BITS[self._coding]]}, or damaged"
-            raise self._wrong(problem) from None
+            raise _wrong("the body is not in gzip's format (RFC 1952), or damaged") from None
         self._left -= len(unpacked)
         if self._left < 0:
             limit = f"the limit is {self._max_bytes:,} bytes"
             raise HTTPException(413, f"the body is too large once unpacked; {limit}")
         if self._inflate.unused_data:
-            raise self._wrong("the body goes on behind its end")
+            raise _wrong("the body goes on behind its end")
         if is_last and not self._inflate.eof:
-            raise self._wrong("the body breaks off before its end")
+            raise _wrong("the body breaks off before its end")
         return unpacked
 
-    def _wrong(self, problem: str) -> HTTPException:
-        return HTTPException(400, f"{ENCODING} {self._coding}: {problem}")
+
+def _wrong(problem: str) -> HTTPException:
+    return HTTPException(400, f"{ENCODING} {GZIP}: {problem}")
 
 
 def unpacked(receive: Receive, scope: Scope, max_bytes: int) -> Receive:
@@ -65,13 +61,13 @@ def unpacked(receive: Receive, scope: Scope, max_bytes: int) -> Receive:
     for charset in charsets(headers.getlist(TYPE)):
         if charset not in CHARSETS:
             raise HTTPException(415, f"{TYPE}: the charset is utf-8; got {charset[:NAMED]!r}")
-    coding = _coding(headers)
+    codings = _codings(headers)
     if ENCODING in headers:
         dropped = (ENCODING.encode(), b"content-length")
         scope["headers"] = [field for field in scope["headers"] if field[0] not in dropped]
-    if coding is None:
+    if not codings:
         return receive
-    unpacking = Unpacking(coding, max_bytes)
+    unpacking = Unpacking(max_bytes)
 
     async def receive_unpacked() -> AsgiMessage:
         message = await receive()
@@ -84,16 +80,14 @@ def unpacked(receive: Receive, scope: Scope, max_bytes: int) -> Receive:
     return receive_unpacked
 
 
-def _coding(headers: Headers) -> str | None:
-    """What the body was packed by, None if by nothing. Raises HTTPException 415."""
+def _codings(headers: Headers) -> list[str]:
+    """What the body was packed by: gzip, or nothing. Raises HTTPException 415."""
     listed = ",".join(headers.getlist(ENCODING)).lower().split(",")
     codings = [coding.strip() for coding in listed if coding.strip() not in ("", "identity")]
-    if not codings:
-        return None
-    if len(codings) > 1 or codings[0] not in WINDOW_BITS:
-        problem = f"known are gzip, deflate and identity; got {', '.join(codings)[:NAMED]!r}"
+    if codings not in ([], [GZIP]):
+        problem = f"known are gzip and identity; got {', '.join(codings)[:NAMED]!r}"
         raise HTTPException(415, f"{ENCODING}: {problem}", ACCEPTED)
-    return codings[0]
+    return codings
 
 
 def charsets(content_types: Sequence[str]) -> Iterator[str]:

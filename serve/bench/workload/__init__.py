@@ -1,1 +1,1 @@
-"""What benchmarks put on an engine: prompts, adapters, traffic. Knows nothing of engines."""
+"""What benchmarks put on an engine: prompts and adapters. Knows nothing of engines."""

@@ -64,10 +64,6 @@ def random_copies(
         yield copies({method: [adapters[f"{method}-0"]] for method in methods}, count)
 
 
-def adapter_mib(folder: Path) -> float:
-    return (folder / PEFT_WEIGHTS).stat().st_size / 2**20
-
-
 def save_random_adapters(folders: Iterable[Path], recipe: Recipe, method: str) -> None:
     """Write adapter folders as training would, with the recipe's rank and targets, and heads where
     it has them. The weights are noise that no two adapters share. Raises GuardError for an encoder,

@@ -47,9 +47,9 @@ def create_ingress(
     rule_sets: Mapping[str, RuleSet] | None = None,
     tenants: Tenants | None = None,
     is_watching: bool = False,
-    most_replicas: int = 1,
+    replicas: int = 1,
 ) -> FastAPI:
-    """The app that listens for the service's replicas, `most_replicas` at most.
+    """The app that listens for the service's `replicas`.
 
     The other options are those of `serve.api.app.create_app`.
     """
@@ -60,7 +60,7 @@ def create_ingress(
     app.state.is_watching = is_watching
     app.add_middleware(NamedReplicas)
     catalogue = Catalogue(service.cards, rule_sets or {})
-    put_in_front(app, catalogue, tenants, timeout_s, service.metrics, MAX_REQUESTS * most_replicas)
+    put_in_front(app, catalogue, tenants, timeout_s, service.metrics, MAX_REQUESTS * replicas)
     app.include_router(admin.router)
     app.include_router(reviews.router)
     ClusterProbes(service).add_to(app)

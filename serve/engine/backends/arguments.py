@@ -62,12 +62,6 @@ def stated_args(recipe: Recipe, overrides: Mapping[str, Any]) -> dict[str, Any]:
     return {**DEFAULTS, **base, **recipe.engine, **overrides}
 
 
-def stated_max_rank(recipe: Recipe, overrides: Mapping[str, Any]) -> int | None:
-    """The largest rank that recipe or caller allow an adapter; None where they leave it open."""
-    rank: int | None = stated_args(recipe, overrides).get("max_lora_rank")
-    return rank
-
-
 def engine_args(
     recipe: Recipe, adapters: Sequence[ServableAdapter], overrides: Mapping[str, Any]
 ) -> dict[str, Any]:

@@ -18,9 +18,6 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
 from ..seam import seam
 
-# In EngineArgs.additional_config: whether they are given directly; by default True.
-GIVES_HELD_BLOCKS = "vllm_alora_gives_held_blocks"
-
 # Arguments of vLLM's that say no more than what follows from the request.
 PLAIN_ARGUMENTS = frozenset(
     [
@@ -68,8 +65,7 @@ def has_plain_blocks(kv_cache_manager: Any) -> bool:
     if is_plain is None:
         coordinator = kv_cache_manager.coordinator
         is_plain = (
-            getattr(kv_cache_manager, "gives_held_blocks", True)
-            and type(coordinator) is UnitaryKVCacheCoordinator
+            type(coordinator) is UnitaryKVCacheCoordinator
             and type(coordinator.single_type_managers[0]) is FullAttentionManager
             and not coordinator.single_type_managers[0].records_new_block_ids
             and kv_cache_manager.enable_caching

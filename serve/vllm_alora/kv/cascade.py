@@ -29,8 +29,6 @@ from ..seam import seam
 from .native_attention import NativeAttention, load, takes
 from .shared_context import Batch, SharedContext, between, shared_contexts
 
-# In EngineArgs.additional_config: False for vLLM's kernel alone.
-NATIVE = "vllm_alora_native_attention"
 VECTORS = ("vec", "vec16")  # vLLM's kernels whose cache `from_vectors` reads
 
 logger = init_logger(f"vllm.{__name__}")
@@ -120,8 +118,8 @@ def cascades(builder: Any) -> bool:
     """Whether rules attend to what they share in C++. It is faster than vLLM's kernel for vectors,
     not than that for AMX, and reads what the former keeps.
     """
-    settings, dtype, size = builder.vllm_config.additional_config, builder.dtype, builder.head_dim
-    return builder.isa in VECTORS and _can_cascade(builder) and is_native(settings, dtype, size)
+    is_plain = builder.isa in VECTORS and _can_cascade(builder)
+    return is_plain and is_native(builder.dtype, builder.head_dim)
 
 
 def _can_cascade(builder: Any) -> bool:
@@ -146,10 +144,8 @@ def _is_plain(attention: Any) -> bool:
     )
 
 
-def is_native(settings: Any, dtype: torch.dtype, size: int) -> bool:
+def is_native(dtype: torch.dtype, size: int) -> bool:
     """Whether C++ attends for heads of this type and size, which is compiled here."""
-    if isinstance(settings, dict) and not settings.get(NATIVE, True):
-        return False
     if not takes(dtype, size):
         return False
     try:

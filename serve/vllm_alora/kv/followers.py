@@ -30,9 +30,6 @@ from ..shared_prompt import SharedPrompt, prefix_of
 from .allocation import BehindHeldBlocks, has_plain_blocks
 from .partial_block import SharedPartialBlocks
 
-# In EngineArgs.additional_config: whether requests may follow another; by default True.
-FOLLOWERS = "vllm_alora_followers"
-
 
 @dataclass
 class Group:
@@ -102,15 +99,13 @@ def _end_of(leader: Request) -> int:
 
 
 def _takes_followers(scheduler: Any) -> bool:
-    """Whether the engine is to have followers, shares partial blocks of a plain cache, waits for a
-    step's output before it plans the next, and nobody counts its requests' events.
+    """Whether the engine shares partial blocks of a plain cache, plans no step before the output of
+    the last, and nobody counts its requests' events.
     """
-    config = scheduler.vllm_config.additional_config
-    is_wanted = not isinstance(config, dict) or config.get(FOLLOWERS, True)
     shares = isinstance(scheduler.connector, SharedPartialBlocks)
     is_plain = has_plain_blocks(scheduler.kv_cache_manager)
     is_simple = type(scheduler) is Scheduler and scheduler.aux_output_connector is None
-    return bool(is_wanted and shares and is_plain and is_simple and not scheduler.log_stats)
+    return bool(shares and is_plain and is_simple and not scheduler.log_stats)
 
 
 def _follower(

@@ -15,8 +15,7 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.metrics.stats import PrefixCacheStats
 
-from ..seam import seam
-from .allocation import GIVES_HELD_BLOCKS
+from ..seam import seam, setting
 from .partial_block import COPIES_SHARES, SharedPartialBlocks
 
 # In EngineArgs.additional_config: how many partial blocks are kept, 0 for none. Each takes the
@@ -35,11 +34,7 @@ def scheduler_init(
 ) -> None:
     """A scheduler that shares partial blocks, where nothing stands in the way (`_may_share`)."""
     original(self, vllm_config, *args, **kwargs)
-    config = vllm_config.additional_config
-    if not isinstance(config, dict):
-        config = {}
-    self.kv_cache_manager.gives_held_blocks = config.get(GIVES_HELD_BLOCKS, True)
-    room = config.get(KEPT_PARTIAL_BLOCKS, DEFAULT_KEPT)
+    room = setting(vllm_config, KEPT_PARTIAL_BLOCKS, DEFAULT_KEPT)
     if room > 0 and self.connector is None and _may_share(vllm_config, self.kv_cache_config):
         above = in_step_above(vllm_config)
         self.connector = SharedPartialBlocks(

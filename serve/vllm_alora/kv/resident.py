@@ -14,7 +14,7 @@ from typing import Any
 
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 
-from ..seam import seam
+from ..seam import seam, setting
 
 # In EngineArgs.additional_config: True where priorities are a virtual time in tokens.
 RESIDENT_FIRST = "vllm_alora_resident_first"
@@ -23,15 +23,10 @@ RESIDENT_FIRST = "vllm_alora_resident_first"
 @seam("vllm.v1.core.sched.scheduler:Scheduler.add_request", "self request")
 def add_request(original: Callable[..., None], self: Any, request: Any) -> None:
     """Put the request into the queue, ahead by its tokens in the prefix cache."""
-    config = self.vllm_config.additional_config
     manager = self.kv_cache_manager
-    is_wanted = (
-        isinstance(config, dict)
-        and config.get(RESIDENT_FIRST)
-        and self.policy == SchedulingPolicy.PRIORITY
-    )
     if (
-        is_wanted
+        setting(self.vllm_config, RESIDENT_FIRST)
+        and self.policy == SchedulingPolicy.PRIORITY
         and request.request_id not in self.requests
         and manager.prefix_cache_lookup_enabled(request)
     ):

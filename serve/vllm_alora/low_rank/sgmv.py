@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from vllm.config import get_current_vllm_config_or_none
 from vllm.logger import init_logger
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
@@ -24,8 +23,6 @@ from ..compiler import CompileError
 from ..seam import seam
 from .native import FUNCTIONS, NativeLayer, Pieces, load, pieces_of
 
-# In EngineArgs.additional_config: False for products of PyTorch alone.
-NATIVE = "vllm_alora_native_products"
 # Tokens from which on an adapter has a product of PyTorch's own: larger ones are faster there than
 # in C++ (docs/lessons.md).
 LONG = 64
@@ -181,9 +178,7 @@ def create_lora_modules(original: Callable[..., None], self: Any) -> None:
 
 def is_native(dtype: torch.dtype) -> bool:
     """Whether products of this type are computed in C++."""
-    config = get_current_vllm_config_or_none()
-    settings = getattr(config, "additional_config", None)
-    if dtype not in FUNCTIONS or (isinstance(settings, dict) and not settings.get(NATIVE, True)):
+    if dtype not in FUNCTIONS:
         return False
     try:
         load()

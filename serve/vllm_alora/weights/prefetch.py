@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from ..seam import seam
+from ..seam import seam, setting
 
 # In EngineArgs.additional_config: how many adapters are read ahead at most, 0 to read them in the
 # step.
@@ -115,10 +115,7 @@ def connect(engine_core: Any) -> None:
     connector = _at(engine_core, "scheduler.connector")
     if manager is None or not hasattr(connector, "prefetch"):
         return
-    config = engine_core.vllm_config.additional_config
-    ahead = DEFAULT_PREFETCH
-    if isinstance(config, dict):
-        ahead = config.get(PREFETCH, DEFAULT_PREFETCH)
+    ahead = setting(engine_core.vllm_config, PREFETCH, DEFAULT_PREFETCH)
     if ahead > 0:
         manager.prefetch = connector.prefetch = Prefetch(manager, ahead)
 

@@ -32,7 +32,7 @@ def test_an_unknown_name_is_an_error_with_the_nearest_one(
 ) -> None:
     with pytest.raises(GuardError, match="Did you mean 'latency'"):
         bench_named("latencey")
-    with pytest.raises(GuardError, match=r"There are latency, .*fleet.*calibrate"):
+    with pytest.raises(GuardError, match=r"There are latency, encoder, calibrate"):
         bench_named("xyz")
     monkeypatch.setattr("sys.argv", ["bench", "encodre"])
     with pytest.raises(SystemExit) as exit_info:
@@ -62,7 +62,9 @@ def test_a_benchmark_looks_at_the_machine_and_the_commit_before_it_measures(
     events: list[str] = []
     monkeypatch.setattr("serve.bench.__main__.warn_if_busy", events.append)
     monkeypatch.setattr("serve.bench.__main__.started_from", lambda: events.append("commit"))
-    monkeypatch.setattr("serve.bench.fleet.ZipfBench.main", lambda _: events.append("measured"))
-    monkeypatch.setattr("sys.argv", ["bench", "fleet", "--offer=rule=a", "--runs", str(tmp_path)])
+    monkeypatch.setattr(
+        "serve.bench.latency.LatencyBench.main", lambda _: events.append("measured")
+    )
+    monkeypatch.setattr("sys.argv", ["bench", "latency", "--offer=rule=a", "--runs", str(tmp_path)])
     main()
     assert events == ["the figures will be off", "commit", "measured"]

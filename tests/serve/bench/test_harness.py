@@ -24,7 +24,7 @@ def test_compared_cells_take_turns_and_groups_do_not(tmp_path: Path) -> None:
         *[(1, "slow", 0), (1, "fast", 0), (1, "fast", 1), (1, "fast", 2)],
         *[(2, "slow", 0), (2, "fast", 0), (2, "fast", 1), (2, "fast", 2)],
         [10, 10],
-        *[(10, "fast", number) for number in range(3)],
+        *[(10, "slow", 0), (10, "fast", 0), (10, "fast", 1), (10, "fast", 2)],
     ]
     by_block = {(size, repeat.number): repeat.seed for size, repeat in seeds}
     assert all(by_block[size, repeat.number] == repeat.seed for size, repeat in seeds)
@@ -40,9 +40,8 @@ def test_compared_cells_take_turns_and_groups_do_not(tmp_path: Path) -> None:
 
 
 def test_rows_have_spreads_over_the_repeats_and_ratios_within_them_and_are_published(
-    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+    tmp_path: Path, capsys: CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(harness, "peak_of_processes_mib", lambda: 1e6)
     toy_bench(tmp_path / "new").main()
     report = GridReport.load(tmp_path / "new" / "toy_bench.json")
     (slow,), (fast,) = report.find(size=2, server="slow"), report.find(size=2, server="fast")
@@ -51,15 +50,11 @@ def test_rows_have_spreads_over_the_repeats_and_ratios_within_them_and_are_publi
     assert (wall_ms.median, wall_ms.min, wall_ms.max) == (2.5, 2.0, 3.0)
     assert fast.measured["request_ms"].p95 == 3.0 and wall_ms.p95 is None  # of 40 and of 2
     assert slow.measured["over_fast"].median == 3.0 and "over_fast" not in fast.measured
-    (left_out,) = report.left_out
-    assert left_out.cell == {"size": 10, "server": "slow"} and not report.find(**left_out.cell)
     assert report.facts == {"adapters": "none"}
-    assert report.peak_memory_mib == 1e6  # of servers too
     names = sorted(path.name for path in (tmp_path / "new").iterdir())
     assert names == ["toy_bench.json"]
     printed = capsys.readouterr().out
-    for text in ("2.5 (2.0 to 3.0)", "3.0x", "left out: size 10, server slow: it is too slow"):
-        assert text in printed
+    assert "2.5 (2.0 to 3.0)" in printed and "3.0x" in printed
     assert "A note." in printed and "peak memory" in printed and "adapters none" in printed
 
 

@@ -19,7 +19,7 @@ from guard.recipe import MODELS, Recipe, load_recipe
 from serve.bench import encoder, latency
 from serve.bench.__main__ import main
 from serve.bench.encoder import LARGEST_CELL, EncoderBench, EncoderCell
-from serve.bench.engines import judged
+from serve.bench.engines import judged, memory_beside
 from serve.bench.harness import Repeat
 from serve.bench.latency import BASE, LOWER_BOUND, LatencyBench, LatencyCell, spread_length
 from serve.bench.report import GridReport, table
@@ -239,6 +239,14 @@ def test_a_rule_that_is_refused_stops_the_benchmark() -> None:
     refused = {"rule": Refusal("rule", "no", "nan")}
     with pytest.raises(GuardError, match=r"here: a benchmark request was refused \(got rule: no"):
         judged(Check((), refused, 0, 10, 1.0), "here")
+
+
+@pytest.mark.parametrize(("device", "wanted"), [("cuda", 0.92 / 2), ("cpu", None)])
+def test_bases_side_by_side_have_equal_parts_of_a_gpu(
+    device: str, wanted: float | None, monkeypatch: MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve.bench.engines.installed_device", lambda: device)
+    assert memory_beside(2).get("gpu_memory_utilization") == wanted
 
 
 def test_every_trained_method_of_both_bases_is_measured_where_it_does_not_read_too_much(

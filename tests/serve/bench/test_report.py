@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 from pytest import MonkeyPatch
 
 from guard.recipe import load_recipe
-from serve.bench.report import (
-    Column,
-    MeasuredRow,
-    Spread,
-    origin,
-    peak_of_processes_mib,
-    started_from,
-)
+from serve.bench.report import Column, MeasuredRow, Spread, origin, started_from
 
 
 def test_a_spread_is_median_smallest_and_largest() -> None:
@@ -36,19 +26,6 @@ def test_a_column_shows_a_field_or_a_part_of_a_quantity() -> None:
     assert Column("", "ms", 1, "spread").text(row) == "2.0 (1.0 to 6.0)"
     assert Column("", "ms", part="max", unit="x").text(row) == "6x"
     assert Column("", "ms", part="p95").text(row) == "-"
-
-
-HOLDS_MEMORY = "held = bytearray(b'1') * (300 * 2**20); del held; print(flush=True); input()"
-
-
-def test_the_peak_of_memory_is_the_largest_of_the_processes() -> None:
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", HOLDS_MEMORY], stdin=pipe, stdout=pipe) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        peak_mib = peak_of_processes_mib()
-        child.kill()
-    assert peak_mib > 300
 
 
 def test_a_report_names_the_commit_from_before(monkeypatch: MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,11 +72,6 @@ class ToyBench(Benchmark[ToyCell]):
         if cell.server == "slow":
             wall_ms *= 3
         return {"wall_ms": wall_ms, "request_ms": [wall_ms] * 20}
-
-    def skipped(self, cell: ToyCell, samples: Mapping[ToyCell, Sequence[Sample]]) -> str:
-        if cell.server == "slow" and cell.size == 10:
-            return "it is too slow"
-        return ""
 
     def notes(self, report: GridReport) -> list[str]:
         return ["A note."]

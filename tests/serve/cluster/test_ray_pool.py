@@ -26,7 +26,6 @@ import pytest
 
 from guard.errors import GuardError
 from serve.cluster.messages import ReplicaLost
-from serve.cluster.size import ReplicaRange, ScalingPace
 from tests.serve.cluster.words_cluster import (
     REPLICA,
     alone,
@@ -40,9 +39,6 @@ from tests.serve.cluster.words_engine import BAD, SLOWLY, VIOLATES, save_words
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
-
-# Ray looks at the load of 30 s, and waits as long again.
-AT_ONCE = ScalingPace(every_s=0.5, look_back_s=2.0, up_s=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +56,7 @@ def running_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     handler = logging.FileHandler(log)
     serve_log = logging.getLogger("ray.serve")  # which hands nothing on
     serve_log.addHandler(handler)
-    time.sleep(3 * AT_ONCE.every_s)
+    time.sleep(1.5)
     serve_log.removeHandler(handler)
     assert log.read_text() == ""
 
@@ -71,7 +67,7 @@ def test_a_replica_that_does_not_start_is_an_error_with_its_words(tmp_path: Path
     save_words(folders["manners"], BAD)
     with (
         pytest.raises(GuardError, match=r"a replica does not start: .*these weights are bad"),
-        deployed(tmp_path, ReplicaRange(1, 1), folders),
+        deployed(tmp_path, 1, folders),
     ):
         pytest.fail("it started")
 
@@ -123,20 +119,6 @@ def counted(answers: Sequence[httpx.Response]) -> collections.Counter[tuple[int,
     return counts
 
 
-@pytest.mark.usefixtures("running_ray")
-def test_a_second_replica_starts_under_load(tmp_path: Path) -> None:
-    with deployed(tmp_path, ReplicaRange(1, 2, AT_ONCE), trained(tmp_path)) as client:
-        assert "guard_replicas 1.0" in client.get("/metrics").text
-        load = Load(client, word=SLOWLY)
-        with load.sent_by(40):
-
-            def have_two_answered() -> bool:
-                return len({answer.headers.get(REPLICA) for answer in [*load.answers]}) == 2
-
-            wait_until(have_two_answered, 120)
-    assert set(load.assert_nothing_lost_or_allowed()) == {(200, "violation")}
-
-
 @dataclass(frozen=True)
 class Served:
     """Two replicas, and where their weights are."""
@@ -149,7 +131,7 @@ class Served:
 def two_replicas(running_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     root = tmp_path_factory.mktemp("two")
     folders = trained(root)
-    with deployed(root, ReplicaRange(2, 2), folders) as client:
+    with deployed(root, 2, folders) as client:
         yield Served(client, folders)
 
 

@@ -4,7 +4,6 @@ log, and how many there may be.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import re
@@ -26,12 +25,12 @@ from guard.layout import Runs
 from guard.recipe import load_recipe
 from serve.cluster.log import relayed
 from serve.cluster.served import ServedOptions
-from serve.cluster.size import ReplicaRange
 from serve.cluster.start import _first_served
 from serve.registry.registry import Registry
 from serve.selection import ServedPart
 from tests.serve.cluster.words_cluster import REPLICA, p_of
 from tests.serve.guarded import CONVERSATION, save_adapter
+from tests.serve.server_process import StartedServer
 
 RULES = ("medical_advice", "pii_leak")
 NO_RAY = """
@@ -39,48 +38,25 @@ import sys
 sys.modules["ray"] = None  # as where it is not installed
 import serve.up, serve.doctor.__main__, serve.scan.run
 from serve.cluster.served import ServedOptions
-from serve.cluster.size import ReplicaRange
 from serve.cluster.start import running_cluster
-with running_cluster(ReplicaRange(2, 2), ServedOptions(())):
+with running_cluster(2, ServedOptions(())):
     pass
 """
 
 
-class ClusterProcess:
+class ClusterProcess(StartedServer):
     """The command with two replicas, and its home folder, in which Ray must leave nothing."""
 
     def __init__(self, folder: Path) -> None:
         self.runs = folder / "runs"
         self.home = folder / "home"
         self.home.mkdir()
-        self.audit = folder / "audit.jsonl"
-        self.errors = folder / "stderr"
-        self.output = ""
         for seed, rule in enumerate(RULES):
             save_adapter(self.runs / "tiny" / rule / "alora", rule, seed=seed)
-        command = [sys.executable, "-m", "serve.up", "--runs", str(self.runs), "--port", "0"]
-        command += ["--replicas", "2", "--audit-log", str(self.audit)]
         environment = {name: value for name, value in os.environ.items() if "RAY" not in name}
         environment |= {"HOME": str(self.home)}
-        with self.errors.open("wb") as errors:
-            self.process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                start_new_session=True,
-            )
-        self.address = self._address()
-
-    def _address(self) -> str:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.output += line
-            if "is ready" in line:
-                return line.partition("/v1/check")[0]
-        raise AssertionError(self.errors.read_text())
+        options = {"runs": self.runs, "replicas": 2}
+        super().__init__(folder, options, env=environment, start_new_session=True)
 
 
 @pytest.fixture
@@ -212,15 +188,3 @@ def test_weights_that_are_no_version_are_refused_before_ray_starts(tmp_path: Pat
     options = ServedOptions([ServedPart(load_recipe("tiny"), "alora", folders)])
     with pytest.raises(GuardError, match=r"these weights are none.*Let runs/registry be written"):
         _first_served(options)
-
-
-def test_a_number_is_fixed_and_a_range_is_not() -> None:
-    for text, low, high in (("2", 2, 2), ("1-4", 1, 4)):
-        size = ReplicaRange.parse(text)
-        assert size == ReplicaRange(low, high) and size.is_fixed == (low == high)
-
-
-@pytest.mark.parametrize("text", ["", "0", "4-1", "a", "1-", "-2", "1-2-3", "257", "0-2", "²"])
-def test_what_is_no_number_of_replicas_is_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="got"):
-        ReplicaRange.parse(text)

@@ -28,7 +28,6 @@ from serve.cluster.messages import (
 from serve.cluster.note import ServedNote
 from serve.cluster.replica import GuardReplica
 from serve.cluster.service import ClusterService
-from serve.cluster.size import ReplicaRange
 from serve.policy.rule_set import RuleSet
 from serve.registry.reviews import ReviewStore
 from serve.registry.rollout import Rollout
@@ -160,14 +159,14 @@ class LocalCluster:
 
 
 @contextlib.contextmanager
-def deployed(root: Path, size: ReplicaRange, folders: Mapping[str, Path]) -> Iterator[httpx.Client]:
+def deployed(root: Path, replicas: int, folders: Mapping[str, Path]) -> Iterator[httpx.Client]:
     """A client of what is in front of replicas of WordsEngine, on the Ray that runs."""
     from serve.cluster.ray_pool import deployed_replicas  # Ray, which quick tests do not have
 
     note = noted(root, folders)
-    with deployed_replicas(size, WordsStart(), note) as pool:
+    with deployed_replicas(replicas, WordsStart(), note) as pool:
         service = service_of(pool, note, folders)
-        with serving(create_ingress(service, 30.0, most_replicas=size.high)) as client:
+        with serving(create_ingress(service, 30.0, replicas=replicas)) as client:
             yield client
 
 

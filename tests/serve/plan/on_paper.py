@@ -16,7 +16,7 @@ from serve.plan.traffic import CheckArrival
 def sizes(**replaced: int) -> ReplicaSizes:
     """Steps of 100 tokens, 50 sequences and 50 adapters; a cache of all, in blocks of a token."""
     fields = {"step_tokens": 100, "max_sequences": 50, "slots": 50, "block_size": 1}
-    fields |= {"cache_tokens": 10**9, "adapters": 50, "host_adapters": 50}
+    fields |= {"cache_tokens": 10**9, "adapters": 50}
     return ReplicaSizes(**(fields | replaced))
 
 
@@ -24,13 +24,12 @@ def check(due_s: float, tokens: int, rules: int = 1, session: int = 0) -> CheckA
     return CheckArrival(due_s, session, tokens, tuple(range(rules)))
 
 
-def linear(*, swap_in_ms: float = 0.0, load_ms: float = 0.0, **step: float) -> FittedCost:
+def linear(*, swap_in_ms: float = 0.0, **step: float) -> FittedCost:
     """Times with these coefficients of FEATURES and for an adapter; all others are 0."""
     return FittedCost(
         step=dict.fromkeys(FEATURES, 0.0) | step,
         submit=dict.fromkeys(SUBMIT_FEATURES, 0.0),
         swap_in_ms=swap_in_ms,
-        load_ms=load_ms,
     )
 
 

@@ -28,7 +28,7 @@ from serve.scan.replay import (
     page,
     report_replay,
 )
-from serve.scan.versions import Versions, find_versions, replayed_parts
+from serve.scan.versions import VersionPair, find_pair, replayed_part
 from serve.selection import ServedPart, open_engines
 from tests.serve.cards import prompts, save_card, text_of
 from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
@@ -91,7 +91,7 @@ def test_a_replay_prefills_once_for_both_and_reports_what_peft_says(
     assert computed[2] == computed[1] + len(prompts().suffix_ids(text_of("mild")))
     done, out = capsys.readouterr().out, traffic.parent / "replay"
     assert f"{ROWS} conversations" in done and "verdicts that flip" in done
-    facts = json.loads((out / "replay.json").read_text())["rules"]["mild"]
+    facts = json.loads((out / "replay.json").read_text())
     assert facts["judged"] == ROWS - 1 and facts["unjudged_a_and_b"] == 1
     row = facts["flipped"][0]
     stored = json.loads(traffic.read_text().splitlines()[row["row"]])["messages"][-1]
@@ -107,10 +107,10 @@ def test_a_replay_prefills_once_for_both_and_reports_what_peft_says(
     assert "loading" not in again and "verdicts that flip" in again
 
 
-def finished_replay(versions: list[Path], traffic: Path) -> tuple[PartFolder, Versions]:
+def finished_replay(versions: list[Path], traffic: Path) -> tuple[PartFolder, VersionPair]:
     """A replay whose verdicts no engine gave: all flip."""
-    found = find_versions(*versions)
-    manifest = manifest_of(replayed_parts(found), [str(traffic)], 8, "jsonl")
+    pair = find_pair(*versions)
+    manifest = manifest_of([replayed_part(pair)], [str(traffic)], 8)
     folder = PartFolder(traffic.parent / "replay", manifest)
     for number in range(ROWS // 8):
         rows: list[ScanRow] = []
@@ -119,21 +119,21 @@ def finished_replay(versions: list[Path], traffic: Path) -> tuple[PartFolder, Ve
                 rows.append(ScanRow(str(traffic), row, "", name, verdict, 0.5, 0.5, True, ""))
         folder.write(number, rows)
     folder.finish(replace(manifest, is_finished=True, conversations=ROWS))
-    return folder, found
+    return folder, pair
 
 
 def test_of_a_source_that_has_changed_or_a_part_that_lost_rows_there_is_no_report(
     versions: list[Path], traffic: Path
 ) -> None:
-    folder, found = finished_replay(versions, traffic)
-    report = report_replay(folder, found, 50)
+    folder, pair = finished_replay(versions, traffic)
+    report = report_replay(folder, pair, 50)
     report.save(folder.folder)
     facts = json.loads((folder.folder / "replay.json").read_text())
     assert facts["conversations"] == ROWS and list(facts["sources"]) == [str(traffic)]
-    mild = facts["rules"]["mild"]
-    assert mild["a"]["version"] != mild["b"]["version"] and mild["shares_prefill"]
-    assert (mild["flips"]["count"], len(mild["flipped"])) == (ROWS, ROWS)
-    assert f"{ROWS} conversations, 1 rules" in report.as_text()
+    assert facts["rule"] == "mild"
+    assert facts["a"]["version"] != facts["b"]["version"] and facts["shares_prefill"]
+    assert (facts["flips"]["count"], len(facts["flipped"])) == (ROWS, ROWS)
+    assert f"mild: {ROWS} conversations" in report.as_text()
     first, rest = traffic.read_text().split("\n", 1)
     traffic.write_text(f"{rest}{first}\n")
     with pytest.raises(GuardError, match=r"traffic\.jsonl: it has changed since"):
@@ -141,7 +141,7 @@ def test_of_a_source_that_has_changed_or_a_part_that_lost_rows_there_is_no_repor
     part = folder.folder / "part-000004.jsonl"
     part.write_text("".join(part.read_text().splitlines(keepends=True)[:-2]))
     with pytest.raises(GuardError, match=r"part-000004\.jsonl: .*14 rows, and not 16"):
-        report_replay(folder, found, 50)
+        report_replay(folder, pair, 50)
 
 
 def test_a_labelled_row_counts_for_its_rule_and_a_worse_b_fails_the_command(
@@ -155,8 +155,8 @@ def test_a_labelled_row_counts_for_its_rule_and_a_worse_b_fails_the_command(
     labels += [{"label": "no"}] * 10
     stored = [json.dumps(row | label) for row, label in zip(rows, labels, strict=True)]
     traffic.write_text("\n".join(stored))
-    folder, pairs = finished_replay(versions, traffic)
-    tally = report_replay(folder, pairs, 50).tallies["mild"]
+    folder, pair = finished_replay(versions, traffic)
+    tally = report_replay(folder, pair, 50).tally
     assert (tally.counts["labelled"], tally.counts["right_a"], tally.counts["right_b"]) == (
         10,
         10,
@@ -178,14 +178,12 @@ def test_what_cannot_be_replayed_is_found_before_an_engine_starts(
     monkeypatch.setattr("serve.scan.command.open_engines", lambda _: pytest.fail("it starts"))
     nowhere = traffic.parent / "nowhere"
 
-    def refused(versions: list[Path], files: Path = traffic, *more: str) -> str:
-        assert replay(monkeypatch, versions, files, *more) == 2
+    def refused(versions: list[Path], files: Path = traffic) -> str:
+        assert replay(monkeypatch, versions, files) == 2
         return capsys.readouterr().err
 
     assert "no such folder" in refused([versions[0], nowhere])
     assert "no file of stored conversations" in refused(versions, nowhere)
-    by_method = refused(versions, traffic, "--method", "alora")
-    assert "folders of weights say their method themselves" in by_method
     save_card(versions[1], "mild", prompt_hash="another")
     assert "another wording or layout of the prompt" in refused(versions)
     assert not (traffic.parent / "replay").exists()
@@ -210,16 +208,16 @@ def test_of_the_rows_that_are_named_the_last_turns_and_their_ends_are_shown(tmp_
 
 def test_flips_stand_on_the_page_with_their_text_and_nothing_is_loaded(tmp_path: Path) -> None:
     a = weights(tmp_path / "a", "mild", "before")
-    (pair,) = find_versions(a, weights(tmp_path / "b", "mild", "after", threshold=0.5)).pairs
+    pair = find_pair(a, weights(tmp_path / "b", "mild", "after", threshold=0.5))
     texts = {("a.jsonl", 1): (Message("user", "</pre><script>alert(1)</script>"),)}
     tally = tallied([(0.1, 0.2), (0.1, 0.9), (0.7, 0.3), (None, 0.9)])
-    html = page("Replay", ["only in B: <new>"], [(pair, tally)], texts)
+    html = page("Replay", pair, tally, texts)
     assert "&lt;script&gt;" in html and "<script" not in html
     assert "default-src 'none'" in html
     assert html.index("allow 0.100 → violation 0.900") < html.index("violation 0.700 → allow 0.300")
     assert "a.jsonl, row 1, id c1" in html and "2 of 2 flips, largest change first" in html
     assert "The conversation is no longer there." in html  # of row 2
-    for text in ("it does not fit", "only in B: &lt;new&gt;", "The threshold differs"):
+    for text in ("it does not fit", "The threshold differs"):
         assert text in html
 
 
@@ -232,36 +230,13 @@ def weights(folder: Path, rule: str, content: str, method: str = "alora", **card
     return folder
 
 
-def test_folders_of_rules_give_a_pair_for_every_rule_that_differs(tmp_path: Path) -> None:
-    a, b = tmp_path / "a", tmp_path / "b"
-    for side in (a, b):
-        weights(side / "mild" / "alora", "mild", side.name)
-        weights(side / "mild" / "head", "mild", side.name, "head")
-        weights(side / "mild" / "before" / "alora", "mild", f"older {side.name}")
-        weights(side / "stern" / "lora", "stern", side.name, "lora")
-        weights(side / "same" / "alora", "same", "same")
-    weights(a / "old" / "alora", "old", "x")
-    weights(b / "new" / "alora", "new", "x")
-    versions = find_versions(a, b)
-    mild, stern = versions.pairs
-    assert (mild.a.name, mild.b.name, mild.rule) == ("mild@A", "mild@B", "mild")
-    assert (mild.a.folder, mild.b.folder) == (a / "mild" / "alora", b / "mild" / "alora")
-    assert mild.shares_prefill and mild.differences == []
-    assert (stern.rule, stern.a.card.method, stern.shares_prefill) == ("stern", "lora", False)
-    assert (versions.only_a, versions.only_b) == (("old",), ("new",))
-    assert versions.unchanged == ("same",)
-    with pytest.raises(GuardError, match="no method in common for same"):
-        find_versions(a, b, "head")
-    with pytest.raises(GuardError, match="the same weights"):
-        find_versions(a, a)
-
-
 def test_what_differs_beside_the_weights_is_said(tmp_path: Path) -> None:
     text = "The assistant must not be wild."
     a = weights(tmp_path / "a", "mild", "same")
     changed = {"rule_text": text, "rule_hash": text_hash(text), "data_hash": "more"}
     b = weights(tmp_path / "b", "mild", "same", threshold=0.5, reads="user", **changed)
-    (pair,) = find_versions(a, b).pairs
+    pair = find_pair(a, b)
+    assert pair.shares_prefill
     said = " ".join(pair.differences)
     assert text in said and text_of("mild") in said
     assert "only the card" in said and "A has “0.25”, B has “0.5”" in said
@@ -273,21 +248,19 @@ def test_what_cannot_stand_side_by_side_is_refused(tmp_path: Path) -> None:
     a = weights(tmp_path / "a" / "mild" / "alora", "mild", "before")
     empty = tmp_path / "empty"
     empty.mkdir()
-    other = weights(tmp_path / "other" / "stern" / "alora", "stern", "x").parent.parent
     wrong = {
-        "no such folder": (a, tmp_path / "nowhere"),
-        "one is a folder of weights, the other a folder of rules": (a, tmp_path / "a"),
-        "and none in RULE/METHOD": (tmp_path / "a", empty),
-        "no rule in common": (tmp_path / "a", other),
-        "answer different rules": (a, other / "stern" / "alora"),
+        "no such folder": tmp_path / "nowhere",
+        "card.json": empty,
+        "answer different rules": weights(tmp_path / "stern", "stern", "x"),
+        "the same weights": a,
     }
-    for problem, (first, second) in wrong.items():
+    for problem, folder in wrong.items():
         with pytest.raises(GuardError, match=problem):
-            find_versions(first, second)
+            find_pair(a, folder)
     for changed in ({"base": "another"}, {"base_revision": "newer"}):
         (key,) = changed
         with pytest.raises(GuardError, match="on different bases"):
-            find_versions(a, weights(tmp_path / key, "mild", "after", **changed))
+            find_pair(a, weights(tmp_path / key, "mild", "after", **changed))
 
 
 Pair = tuple[float | None, float | None]

@@ -75,7 +75,7 @@ def test_a_rule_that_is_trained_again_while_the_engine_starts_is_not_scanned(
     folders = {name: save_words(tmp_path / name, b"first") for name in ("mild", "stern")}
     parts = [ServedPart(load_recipe("tiny"), "alora", folders)]
     file = write_rows(tmp_path / "a.jsonl", 18)
-    folder = PartFolder(tmp_path / "scan", manifest_of(parts, [str(file)], 8, "jsonl"))
+    folder = PartFolder(tmp_path / "scan", manifest_of(parts, [str(file)], 8))
 
     def start(_: object) -> nullcontext[WordsEngine]:
         return nullcontext(WordsEngine(folders))

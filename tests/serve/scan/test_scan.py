@@ -39,7 +39,7 @@ def write_rows(path: Path, count: int) -> Path:
 def manifest(*files: Path, rows_a_part: int = 4) -> ScanManifest:
     states = {str(file): state_of(str(file)) for file in files}
     rules = {"words": "abc", "fine": "def"}
-    return ScanManifest("toy", states, rules, rows_a_part, "jsonl")
+    return ScanManifest("toy", states, rules, rows_a_part)
 
 
 def content(folder: Path) -> dict[str, str]:

@@ -31,8 +31,6 @@ WHOLE = gzip.compress(BODY)
 # What each header says, and the body so packed.
 PACKED = {
     "gzip": WHOLE,
-    "X-GZIP": WHOLE,
-    "deflate": zlib.compress(BODY),
     "identity": BODY,
     "": BODY,
     "gzip, identity": WHOLE,
@@ -42,8 +40,6 @@ WRONG = {
     "cut": ("gzip", WHOLE[:-1], "breaks off before its end"),
     "with more behind": ("gzip", WHOLE + b"\n", "content-encoding gzip: the body goes on behind"),
     "zlib for gzip": ("gzip", zlib.compress(BODY), "not in gzip's format (RFC 1952), or damaged"),
-    "gzip for zlib": ("deflate", WHOLE, "not in zlib's format (RFC 1950), or damaged"),
-    "zlib with more behind": ("deflate", 2 * zlib.compress(b"{}"), "goes on behind its end"),
     "gzip unsaid": ("", WHOLE, "a gzip file, not text in UTF-8; send it with `content-encoding: "),
     "half a character": ("", "{}".encode("utf-16") + b"\x00", "not Unicode"),
 }
@@ -135,12 +131,12 @@ def test_a_body_that_is_not_what_the_header_says_is_named(client: Client, fault:
     assert problem in response.json()["error"]
 
 
-@pytest.mark.parametrize("encoding", ["br", "gzip, br", "gzip, gzip", "gzip;q=1"])
+@pytest.mark.parametrize("encoding", ["br", "deflate", "gzip, br", "gzip, gzip", "gzip;q=1"])
 def test_another_encoding_is_refused_and_known_ones_named(client: Client, encoding: str) -> None:
     response = posted(client, BODY, content_encoding=encoding)
     assert response.status_code == 415
-    assert "content-encoding: known are gzip, deflate" in response.json()["error"]
-    assert response.headers["accept-encoding"] == "gzip, deflate, identity"
+    assert "content-encoding: known are gzip and identity" in response.json()["error"]
+    assert response.headers["accept-encoding"] == "gzip, identity"
 
 
 def test_a_bomb_is_refused_before_it_is_unpacked(client: Client) -> None:

@@ -310,10 +310,9 @@ def test_whatever_is_asked_blocks_are_vllms(requests: list[Allocation], watermar
         caches.admit(number, asked)
 
 
-def read(original: Any, *, gives_held_blocks: bool = True, **changed: Any) -> tuple[Any, Any, Any]:
+def read(original: Any, **changed: Any) -> tuple[Any, Any, Any]:
     """A cache, a request that begins with another's three blocks, and what it is given."""
     cache, hasher = cache_of(16), new_hasher()
-    cache.gives_held_blocks = gives_held_blocks  # type: ignore[attr-defined]
     asked = Allocation([0, 1, 2], behind=1)
     leader, reader = (request_of(number, asked.prompt(number), hasher) for number in (1, 2))
     given = asked.arguments(cache, leader)
@@ -332,7 +331,6 @@ def test_who_begins_with_blocks_that_others_hold_is_not_vllms_business() -> None
 def test_what_is_not_plain_is_left_to_vllm_and_the_step_is_noted() -> None:
     vllms = SimpleNamespace()
     for changed in (
-        {"gives_held_blocks": False},
         {"num_lookahead_tokens": 2},
         {"delay_cache_blocks": True},
         {"num_encoder_tokens": 1},

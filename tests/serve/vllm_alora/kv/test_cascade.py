@@ -169,20 +169,15 @@ def test_an_engine_attends_in_cpp_where_it_is_faster_and_compiles(
     ):
         vars(other).update(isa=isa, dtype=dtype)
         assert cascade.cascades(other) == is_cascading
-    assert is_native({}, torch.bfloat16, 128) and is_native({}, torch.float32, 256)
-    for settings, dtype, size in (
-        ({}, torch.float16, 128),
-        ({}, torch.float32, 80),
-        ({}, torch.bfloat16, 2048),
-        ({cascade.NATIVE: False}, torch.float32, 64),
-    ):
-        assert not is_native(settings, dtype, size)
+    assert is_native(torch.bfloat16, 128) and is_native(torch.float32, 256)
+    for dtype, size in ((torch.float16, 128), (torch.float32, 80), (torch.bfloat16, 2048)):
+        assert not is_native(dtype, size)
     warnings: list[str] = []
     monkeypatch.setattr(cascade.logger, "warning_once", lambda *texts: warnings.append(texts[0]))
     with monkeypatch.context() as patched:
         patched.setenv("CXX", "none")
         compiled.cache_clear()
-        assert not is_native({}, torch.float32, 64)
+        assert not is_native(torch.float32, 64)
         assert not cascade.cascades(builder)
     assert "slower" in warnings[0]
-    assert is_native({}, torch.float32, 64)
+    assert is_native(torch.float32, 64)

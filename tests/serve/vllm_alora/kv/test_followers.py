@@ -20,7 +20,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm_alora.adapter import read_adapter
 from vllm_alora.handover import ActivatedRequest, activated
 from vllm_alora.kv import followers
-from vllm_alora.kv.followers import FOLLOWERS, follow, groups_of
+from vllm_alora.kv.followers import follow, groups_of
 from vllm_alora.kv.resident import RESIDENT_FIRST
 from vllm_alora.shared_prompt import Prefix, SharedPrompt
 
@@ -414,10 +414,9 @@ def test_a_follower_is_what_vllm_itself_makes(asking: Asking, adapters: dict[str
 def test_who_cannot_follow_is_not_queued(
     asking: Asking, adapters: dict[str, str], monkeypatch: MonkeyPatch
 ) -> None:
-    """Requests that differ in more than the suffix, and engines that are to have no followers."""
+    """Requests that differ in more than the suffix, and of other engines."""
     leader, prompt, lora = leader_of(asking, adapters)
     scheduler = asking.served.scheduler
-    config = scheduler.vllm_config
 
     def follows(leader: Request, prompt: SharedPrompt = prompt, lora: Any = lora) -> bool:
         return follow(scheduler, leader, "1", prompt, lora, 0, leader.sampling_params)
@@ -428,9 +427,7 @@ def test_who_cannot_follow_is_not_queued(
     plain_leader = asking.request("2", prompt, asking.lora("lora", 0))
     assert isinstance(plain_leader.lora_request, ActivatedRequest)
     assert not follows(plain_leader)
-    without_followers = {**(config.additional_config or {}), FOLLOWERS: False}
     for holder, name, value in (
-        (config, "additional_config", without_followers),
         (scheduler, "connector", None),
         (scheduler, "log_stats", True),
         (scheduler, "__class__", AsyncScheduler),

@@ -14,7 +14,6 @@ from vllm.config import CUDAGraphMode
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.platforms import current_platform
 from vllm_alora.kv import partial_block_copies as copying
-from vllm_alora.kv.allocation import GIVES_HELD_BLOCKS
 from vllm_alora.kv.partial_block import COPIES_SHARES, Copies, Share
 from vllm_alora.kv.partial_block_seams import (
     KEPT_PARTIAL_BLOCKS,
@@ -96,8 +95,7 @@ def test_an_engine_that_is_to_keep_none_has_no_connector(
     served: Served, monkeypatch: MonkeyPatch, kept: int
 ) -> None:
     config = served.core.vllm_config
-    settings = {KEPT_PARTIAL_BLOCKS: kept, GIVES_HELD_BLOCKS: False}
-    monkeypatch.setattr(config, "additional_config", settings)
+    monkeypatch.setattr(config, "additional_config", {KEPT_PARTIAL_BLOCKS: kept})
     scheduler: Any = SimpleNamespace(
         connector=None,
         kv_cache_config=served.scheduler.kv_cache_config,
@@ -107,7 +105,6 @@ def test_an_engine_that_is_to_keep_none_has_no_connector(
     )
     scheduler_init.wrapper(lambda *_: None, scheduler, config)
     assert (scheduler.connector is None) == (kept == 0)
-    assert scheduler.kv_cache_manager.gives_held_blocks is False
 
 
 HEADS, SIZE = 2, 8

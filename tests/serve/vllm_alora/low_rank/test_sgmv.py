@@ -257,16 +257,11 @@ def test_a_layer_that_no_adapter_was_placed_in_is_refused(native: bool) -> None:
 
 
 def test_an_engine_s_adapters_are_multiplied_in_cpp_and_elsewhere_by_pytorch(
-    monkeypatch: MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: MonkeyPatch,
 ) -> None:
-    """By default, unless the type has no product there, the setting is off or nothing compiles."""
-    config = SimpleNamespace(additional_config={})
-    monkeypatch.setattr(sgmv, "get_current_vllm_config_or_none", lambda: config)
+    """Unless the type has no product there, or nothing compiles."""
     assert sgmv.is_native(torch.float32) and sgmv.is_native(torch.bfloat16)
     assert not sgmv.is_native(torch.float16)
-    config.additional_config = {sgmv.NATIVE: False}
-    assert not sgmv.is_native(torch.float32)
-    config.additional_config = {}
     monkeypatch.setenv("CXX", "none")
     compiled.cache_clear()
     assert not sgmv.is_native(torch.float32)

@@ -11,27 +11,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pytest import MonkeyPatch
 
 from eval.answers import BAG_OF_WORDS
-from eval.study.report import StudyReport
-from eval.study.run import report_study, shared_test_rows, study_logits
+from eval.study import StudyReport, report_study, shared_test_rows, study_logits
 from guard.conversation.example import Example, read_examples, write_examples
 from guard.errors import GuardError
 from guard.files.yaml_file import validate
 from guard.rule import Rule, load_rule
-from guard.study import ORIGIN, Origin, Study, StudyKind, StudyPoint, point_runs
+from guard.study import Study, StudyPoint, point_runs
 from tests.eval.conftest import RULE, World, words_rows
 
 NAME = "medical"
 
 
-def rows_of(origin: Origin, rows: int = 24) -> list[Example]:
+def rows_of(rows: int = 24) -> list[Example]:
     """Test rows of alternating labels, two of a group."""
     made = []
     for number, row in enumerate(words_rows(NAME, "test", rows)):
-        places = {"id": f"{origin}/{number}", "group": f"{origin}/g{number // 2}"}
-        made.append(replace(row, meta={ORIGIN: origin}, **places))
+        made.append(replace(row, id=f"real/{number}", group=f"real/g{number // 2}"))
     return made
 
 
@@ -48,13 +45,11 @@ class StudyWorld:
         return load_rule(NAME, self.world.rules)
 
     def write(self, wrong: dict[str, int]) -> None:
-        """Every point's data and weights; of each method so many real rows rank as the other
-        label, one fewer with the next size.
+        """Every point's data and weights; of each method so many rows rank as the other label,
+        one fewer with the next size.
         """
         self.study.save(self.folder)
-        rows = rows_of("real")
-        if self.study.kind == "transfer":
-            rows += rows_of("generated")
+        rows = rows_of()
         for point in self.study.points:
             self.world.runs = point_runs(self.folder, point)
             self.world.write_test(NAME, rows, seeds=[point.seed])
@@ -64,59 +59,56 @@ class StudyWorld:
 
 
 def _logits(rows: Sequence[Example], wrong: int) -> dict[str, float]:
-    """Logits that differ by row; the first `wrong` violating real rows stand below all others."""
+    """Logits that differ by row; the first `wrong` violating rows stand below all others."""
     logits = {}
     for number, row in enumerate(rows):
         logit = (2 * row.label - 1) + number / 1000
-        if row.id.startswith("real/") and row.label and number < 2 * wrong:
+        if row.label and number < 2 * wrong:
             logit = -5.0 - number
         logits[row.id] = logit
     return logits
 
 
-def study_world(tmp_path: Path, kind: StudyKind) -> StudyWorld:
+def study_world(tmp_path: Path) -> StudyWorld:
     world = World(tmp_path)
     (world.rules / f"{NAME}.yaml").write_text(RULE.format(name=NAME))
-    sizes = (0, 20) if kind == "transfer" else (20, 40)
-    points = tuple(StudyPoint(rows=rows, seed=seed) for rows in sizes for seed in (0, 1))
-    study = Study(kind=kind, rule=NAME, data="rows.csv", path=None, points=points)
-    made = StudyWorld(world, tmp_path / "runs" / kind / NAME, study)
+    points = tuple(StudyPoint(rows=rows, seed=seed) for rows in (20, 40) for seed in (0, 1))
+    study = Study(rule=NAME, data="generator+/logs/rows.csv", points=points)
+    made = StudyWorld(world, tmp_path / "runs" / "curve" / NAME, study)
     made.write({"lora": 2, "alora": 6})
     return made
 
 
 @pytest.fixture
 def curve(tmp_path: Path) -> StudyWorld:
-    return study_world(tmp_path, "curve")
+    return study_world(tmp_path)
 
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[StudyWorld, StudyReport]:
-    made = study_world(tmp_path_factory.mktemp("transfer"), "transfer")
+    made = study_world(tmp_path_factory.mktemp("curve"))
     return made, report_study(made.folder, [made.world.recipe], made.world.rules)
 
 
-def test_origins_are_measured_apart(reported: tuple[StudyWorld, StudyReport]) -> None:
+def test_every_method_and_size_is_measured(reported: tuple[StudyWorld, StudyReport]) -> None:
     made, report = reported
-    assert report.tested == {"real": 24, "generated": 24}
-    assert report.violating == {"real": 12, "generated": 12}
+    assert (report.tested, report.violating) == (24, 12)
     for method, wrong in (("lora", 2), ("alora", 6)):
-        for step, rows in enumerate((0, 20)):
+        for step, rows in enumerate((20, 40)):
             # Each of the wrong rows stands below all allowed ones, the others above.
             right = (12 - (wrong - step)) / 12
             assert report.figure(rows, method).mean == pytest.approx(right)
             assert report.figure(rows, method).by_seed == pytest.approx((right, right))
-            assert report.figure(rows, method, "generated").mean == 1.0
-    assert report.figure(0, "bag_of_words").mean == 1.0
+    assert report.figure(20, "bag_of_words").mean == 1.0
     kept = made.folder / "toy.json"
     assert validate(json.loads(kept.read_text()), StudyReport, where=kept) == report
     text = " ".join(kept.with_suffix(".md").read_text().split())
-    assert "medical on toy, rows.csv." in text and "24 generated (12 violate)" in text
-    assert "| 0, on generated rows | 0 | 20 |" in text  # the flattering figure comes first
-    assert "| LoRA | 1.000 [1.000, 1.000] | 0.833 [" in text
+    assert "medical on toy, generator+rows.csv." in text and "24 (12 violate)" in text
+    assert "own rows, about a fifth of them validation, beside generated ones | 20 | 40 |" in text
+    assert "| LoRA | 0.833 [" in text
     pairs = {(it.method, it.minus) for it in report.figures if it.minus is not None}
     assert pairs == {("lora", "bag_of_words"), ("alora", "bag_of_words"), ("alora", "lora")}
-    difference = report.figure(0, "alora", minus="lora")
+    difference = report.figure(20, "alora", minus="lora")
     assert difference.mean == pytest.approx(-4 / 12)
     assert str(difference).startswith("**-0.333 [")
     no_difference = difference.model_copy(update={"ci95": (-0.6, 0.1)})
@@ -132,18 +124,14 @@ def test_several_bases_stand_side_by_side(curve: StudyWorld) -> None:
     assert report.figure(20, "toy/lora").mean == pytest.approx(10 / 12)
     assert report.figure(20, "second/lora").mean == pytest.approx(8 / 12)
     text = (curve.folder / "toy_second.md").read_text()
-    assert (
-        "generated" not in text
-        and "on toy and second" in text
-        and "second LoRA minus toy LoRA" in text
-    )
+    assert "on toy and second" in text and "second LoRA minus toy LoRA" in text
 
 
 def logits_of(made: StudyWorld) -> dict[tuple[int, str], np.ndarray]:
     return study_logits(made.folder, made.study, [made.world.recipe], made.rule)
 
 
-def test_a_point_s_own_bag_of_words_is_kept(curve: StudyWorld, monkeypatch: MonkeyPatch) -> None:
+def test_the_bag_of_words_is_of_the_point_s_own_rows(curve: StudyWorld) -> None:
     """At one point the training rows say the opposite of what they say at the others."""
     opposite = point_runs(curve.folder, curve.study.points[0])
     for split in ("train", "validation"):
@@ -158,9 +146,6 @@ def test_a_point_s_own_bag_of_words_is_kept(curve: StudyWorld, monkeypatch: Monk
     turned_round, straight = logits[20, BAG_OF_WORDS]
     assert turned_round[is_violating].max() < turned_round[~is_violating].min()
     assert straight[is_violating].min() > straight[~is_violating].max()
-    monkeypatch.setattr("eval.study.run.fit_bag_of_words", None)
-    again = logits_of(curve)
-    assert all((again[key] == logits[key]).all() for key in logits)
 
 
 def test_weights_of_another_rule_recipe_or_data_are_refused(curve: StudyWorld) -> None:

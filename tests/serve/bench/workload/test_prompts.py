@@ -1,23 +1,12 @@
-"""What benchmarks put on an engine: prompts and popularity."""
+"""Conversations of a length, and wordings of a rule."""
 
 from __future__ import annotations
-
-from collections import Counter
 
 import pytest
 
 from guard.errors import GuardError
 from serve.bench.workload.prompts import conversation, wordings
-from serve.bench.workload.traffic import zipf
 from tests.serve.cards import RULE_TEXTS, prompts
-
-
-@pytest.mark.parametrize("alpha", [0.5, 1.2])
-def test_zipf_s_law_is_followed(alpha: float) -> None:
-    drawn = Counter(zipf(50, alpha, 200_000, seed=1))
-    assert drawn[0] / drawn[9] == pytest.approx(10**alpha, rel=0.1)
-    few = [zipf(50, alpha, 100, seed) for seed in (1, 1, 2)]
-    assert few[0] == few[1] != few[2]
 
 
 def test_a_conversation_has_the_length_that_was_asked_for_and_new_words() -> None:

@@ -1,4 +1,4 @@
-"""The report of a study: `python -m eval.study.run transfer --rule RULE --data FILE`.
+"""The report of a study: `python -m eval.study --rule RULE --data FILE`.
 
 Every method and a bag of words of the same rows, on the same test rows -> AUROC with intervals,
 paired differences. The methods' logits are those that training kept, from plain PEFT or
@@ -8,61 +8,116 @@ transformers; of aLoRAs on cached prefixes.
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from eval.answers import BAG_OF_WORDS, group_numbers, on_base
+from eval.answers import BAG_OF_WORDS, group_numbers, label_of, on_base
 from eval.bag_of_words import fit_bag_of_words
-from eval.metrics import RankedRows, auroc_difference, auroc_estimate
-from eval.study.report import StudyFigure, StudyReport
+from eval.metrics import Estimate, RankedRows, auroc_difference, auroc_estimate
+from eval.report.tables import markdown_table
 from eval.trial import TrialRequirements
 from guard.conversation.example import Example, read_examples
 from guard.errors import GuardError, exits_cleanly
-from guard.home import ROOT
-from guard.layout import (
-    Runs,
-    fingerprint,
-    is_current,
-    mark_current,
-    not_current,
-    read_splits,
-    split_files,
-)
+from guard.files.atomic import save_figures
+from guard.files.yaml_file import Strict
+from guard.layout import Runs, fingerprint, read_splits, split_files
 from guard.machine.provenance import provenance
 from guard.method import METHODS
 from guard.recipe import Recipe
 from guard.rule import RULES, Rule, load_rule
 from guard.study import (
-    ORIGIN,
-    Origin,
     Study,
     StudyPoint,
     add_recipe_arguments,
     add_study_arguments,
+    is_mixed,
     load_study,
     named_recipes,
     point_runs,
+    short_name,
     study_folder,
-)
-from guard.weights.predictions import read_predictions, write_predictions
-
-# What the baseline's kept answers depend on besides the rows.
-BASELINE_CODE = (
-    ROOT / "eval/bag_of_words.py",
-    ROOT / "eval/metrics.py",
-    ROOT / "guard/calibration_rows.py",
-    ROOT / "guard/conversation/example.py",
-    ROOT / "guard/prompt/text.py",
-    ROOT / "guard/rule.py",
 )
 
 Logits = dict[tuple[int, str], NDArray[np.float64]]  # by rows and method: [seeds, test rows]
+
+
+class StudyFigure(Estimate):
+    """The AUROC of one method with so many rows, or the difference to that of a method `minus`, on
+    the same rows and seeds.
+    """
+
+    rows: int
+    method: str
+    minus: str | None = None
+
+    def __str__(self) -> str:
+        """A difference is bold where chance does not explain it."""
+        low, high = self.ci95
+        if self.minus is None:
+            return f"{self.mean:.3f} [{low:.3f}, {high:.3f}]"
+        text = f"{self.mean:+.3f} [{low:+.3f}, {high:+.3f}]"
+        if low <= 0 <= high:
+            return text
+        return f"**{text}**"
+
+
+class StudyReport(Strict):
+    """All figures of a study on one model. `tested`: test rows, of which some are `violating`."""
+
+    study: Study
+    model: str
+    tested: int
+    violating: int
+    figures: tuple[StudyFigure, ...]
+    commit: str
+    hardware: str
+    versions: dict[str, str]
+
+    @property
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(it.method for it in self.figures if it.minus is None))
+
+    def figure(self, rows: int, method: str, minus: str | None = None) -> StudyFigure:
+        """The figure at one place of the table. Raises KeyError for one that is not measured."""
+        by_place = {(it.rows, it.method, it.minus): it for it in self.figures}
+        return by_place[rows, method, minus]
+
+    def as_markdown(self) -> str:
+        """Methods, and the differences of every two of them, against numbers of rows."""
+        label = "rows, about a fifth of them validation"
+        if is_mixed(self.study.data):
+            label = f"own {label}, beside generated ones"
+        rows = []
+        pairs: list[tuple[str, str | None]] = [(method, None) for method in self.methods]
+        pairs += [(later, earlier) for earlier, later in itertools.combinations(self.methods, 2)]
+        for method, minus in pairs:
+            name = label_of(method)
+            if minus is not None:
+                name += f" minus {label_of(minus)}"
+            figures = [self.figure(size, method, minus) for size in self.study.sizes]
+            rows.append([name, *map(str, figures)])
+        table = markdown_table([label, *(f"{size:,}" for size in self.study.sizes)], rows)
+        bold = "Bold: the interval of the paired difference excludes 0."
+        return "\n".join([self._heading(), "", table, "", bold])
+
+    def _heading(self) -> str:
+        seeds = len(self.study.of_size(self.study.sizes[0]))
+        return (
+            f"{self.study.rule} on {self.model}, {short_name(self.study.data)}. AUROC with 95 % "
+            f"intervals, bootstrap over rows' groups and {seeds} seeds. "
+            f"Test rows: {self.tested:,} ({self.violating:,} violate)."
+        )
+
+    def save(self, path: Path) -> None:
+        """Write `path`, and the Markdown beside it, each whole or not at all."""
+        save_figures(path, json.dumps(self.model_dump(mode="json"), indent=1), self.as_markdown())
 
 
 def report_study(
@@ -72,41 +127,28 @@ def report_study(
     called `name`, or after the recipes. Raises GuardError where something was not trained.
     """
     study = load_study(folder)
-    rule = load_rule(study.rule, rules)
     models = [recipe.name for recipe in recipes]
-    logits = study_logits(folder, study, recipes, rule)
+    logits = study_logits(folder, study, recipes, load_rule(study.rule, rules))
     examples = shared_test_rows(folder, study)
-    figures: list[StudyFigure] = []
-    tested: dict[Origin, int] = {}
-    violating: dict[Origin, int] = {}
-    for origin in get_args(Origin):
-        chosen = np.array([example.meta[ORIGIN] == origin for example in examples])
-        if not chosen.any():
-            continue
-        rows_of_origin = [example for example in examples if example.meta[ORIGIN] == origin]
-        labels = np.array([example.label for example in rows_of_origin], dtype=np.int64)
-        rows = RankedRows(labels, group_numbers(rows_of_origin))
-        tested[origin], violating[origin] = len(labels), int(labels.sum())
-        of_origin = {key: of_seeds[:, chosen] for key, of_seeds in logits.items()}
-        figures += _figures(origin, rows, of_origin)
+    labels = np.array([example.label for example in examples], dtype=np.int64)
     report = StudyReport(
         study=study,
         model=" and ".join(models),
-        tested=tested,
-        violating=violating,
-        figures=tuple(figures),
+        tested=len(labels),
+        violating=int(labels.sum()),
+        figures=tuple(_figures(RankedRows(labels, group_numbers(examples)), logits)),
         **provenance(),
     )
     report.save(folder / f"{name or '_'.join(models)}.json")
     return report
 
 
-def _figures(origin: Origin, rows: RankedRows, logits: Logits) -> Iterator[StudyFigure]:
+def _figures(rows: RankedRows, logits: Logits) -> Iterator[StudyFigure]:
     """By number of rows, every method's AUROC and every two methods' difference."""
     for size in tqdm(dict.fromkeys(size for size, _ in logits), "intervals", leave=False):
         methods = [method for rows_drawn, method in logits if rows_drawn == size]
         for number, method in enumerate(methods):
-            figure = partial(StudyFigure, rows=size, origin=origin, method=method)
+            figure = partial(StudyFigure, rows=size, method=method)
             yield figure(**vars(auroc_estimate(rows, logits[size, method])))
             for minus in methods[:number]:
                 pair = logits[size, method], logits[size, minus]
@@ -149,7 +191,7 @@ def shared_test_rows(folder: Path, study: Study) -> list[Example]:
     """The test rows, which are the same at every point. Raises GuardError where they are not."""
     files = [point_runs(folder, point).data(study.rule) / "test.jsonl" for point in study.points]
     if len({fingerprint(file) for file in files if file.is_file()}) > 1:
-        remedy = f"Run `make {study.kind}` again"
+        remedy = "Run `make curve` again"
         raise GuardError("the points have different test rows", where=folder, remedy=remedy)
     return read_examples(files[0])
 
@@ -165,26 +207,15 @@ def _kept_logits(required: TrialRequirements, point: StudyPoint, method: str) ->
 
 
 def _bag_logits(runs: Runs, rule: Rule, tests: Sequence[Example]) -> list[float]:
-    """The baseline's logits, fitted on the point's own rows and kept beside its data."""
-    data = runs.data(rule.id)
-    folder = runs.root / BAG_OF_WORDS / rule.id
-    inputs = fingerprint(*split_files(data), rule.reads, *BASELINE_CODE)
-    if not is_current(folder, inputs):
-        splits = read_splits(data)
-        fitted = fit_bag_of_words(splits["train"], splits["validation"], rule.reads)
-        logits = zip(tests, fitted.logits(tests), strict=True)
-        folder.mkdir(parents=True, exist_ok=True)
-        not_current(folder)
-        write_predictions(folder, [(row.id, "test", logit) for row, logit in logits])
-        mark_current(folder, inputs)
-    predictions = read_predictions(folder, "test", f"Delete {folder}")
-    return [predictions[row.id] for row in tests]
+    """The baseline's logits, fitted on the point's own rows."""
+    splits = read_splits(runs.data(rule.id))
+    return fit_bag_of_words(splits["train"], splits["validation"], rule.reads).logits(tests)
 
 
 @exits_cleanly
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m eval.study.run",
+        prog="python -m eval.study",
         description="AUROC of every method and a bag of words at every point of a study. Writes "
         "MODEL.{json,md} into the study's folder: of several models MODEL_MODEL, of one method "
         "MODEL_METHOD.",
@@ -192,7 +223,7 @@ def main() -> None:
     add_study_arguments(parser)
     add_recipe_arguments(parser)
     args = parser.parse_args()
-    folder = study_folder(args.runs, args.kind, args.rule, args.data)
+    folder = study_folder(args.runs, args.rule, args.data)
     recipes = named_recipes(args)
     name = "_".join(recipe.name for recipe in recipes)
     if args.method:
