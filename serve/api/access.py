@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from ipaddress import ip_address
 
 from fastapi import Request
-from starlette.datastructures import Headers
+from starlette.datastructures import URL, Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -32,6 +32,7 @@ PUBLIC = ("/health", "/healthz", "/readyz", "/docs", "/redoc", "/openapi.json")
 METRICS, ADMIN = "/metrics", "/admin/"  # for admins: the path, and a prefix
 FEEDBACK = "/v1/feedback"
 SHARED = ("/v1/rules", "/v1/rule_sets", FEEDBACK)  # for admins and tenants
+MY_NAMES = ("localhost", "127.0.0.1", "::1")
 PROXY_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 ADMIN_FROM_HERE = (
     "without tenants rules are changed, and checks reviewed, from the server's own machine alone, "
@@ -199,8 +200,12 @@ def acting(request: Request, role: Role) -> str:
 
 
 def _is_from_here(scope: Scope) -> bool:
-    """Whether this machine sent the request: no proxy, and no page of another site."""
+    """Whether this machine sent the request, to a name of its own: no proxy, no page of another
+    site, and none of a name that somebody had lead here.
+    """
     headers = Headers(scope=scope)
+    if URL(scope=scope).hostname not in MY_NAMES:
+        return False
     if any(name in headers for name in PROXY_HEADERS) or _is_of_another_site(headers):
         return False
     if scope.get("client") is None:

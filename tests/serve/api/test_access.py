@@ -151,13 +151,17 @@ OF_OWN_PAGE = [
 
 def test_a_request_of_this_machine_is_of_no_proxy_and_of_no_other_site_s_page() -> None:
     def is_from_here(client: str | None, headers: dict[str, str]) -> bool:
-        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-        scope = {"type": "http", "client": client and (client, 4000), "headers": raw}
+        sent = {"host": "localhost:8000"} | headers
+        raw = [(name.encode(), value.encode()) for name, value in sent.items()]
+        scope = {"type": "http", "path": "/", "client": client and (client, 4000), "headers": raw}
         return _is_from_here(scope)
 
     for address in LOCAL:
         assert all(is_from_here(address, headers) for headers in OF_OWN_PAGE)
         assert not any(is_from_here(address, headers) for headers in OF_PROXIES + OF_OTHER_SITES)
+        assert is_from_here(address, {"host": "[::1]:8000"})
+        rebound = {"host": "evil.example:8000", "sec-fetch-site": "same-origin"}
+        assert not is_from_here(address, rebound)
     for elsewhere in (None, "192.0.2.7", "localhost.example"):
         assert not is_from_here(elsewhere, {})
 
