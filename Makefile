@@ -25,7 +25,7 @@ QUICK ?=##   1: the coarse grid of make serve and of the benchmarks; for make te
 FORCE ?=##   1: do a stage again although nothing changed
 NAME ?=##   for make rule: the new rule's name; for make bench: which benchmark
 POLICY ?=##   for make rule: what is forbidden, in a sentence
-FILES ?=##   for make scan, replay and verify: files, folders, patterns (.jsonl, .jsonl.gz, .parquet) or hub:ORG/NAME, separated by blanks
+FILES ?=##   for make scan, replay and verify: files, folders, patterns (.jsonl, .jsonl.gz, .parquet), separated by blanks
 PORT ?=##   for make up: by default 8000
 REPLICAS ?=##   for make up: servers behind one address, on Ray: REPLICAS=2 (docs/replicas.md)
 CENTURION_HOME ?=##   the folder of your own rules, recipes and runs, laid out as the checkout (docs/commands.md); by default the checkout
@@ -64,7 +64,7 @@ TLSCA ?=##   for make up: a PEM file; only clients with a certificate of this au
 TIMEOUT ?=##   for make up: seconds that a check may take, by default 60
 PLAN ?=##   for make plan: a plan of recipes/plans or a YAML file, by default tiny_here
 MERGED ?=##   for make up: MERGED=1 serves the one rule of RULE from the base that make merge has put its LoRA into
-OPTIONS ?=##   for make bench, plan, scan, replay, verify, curve and fuzz: further options, quoted; make bench NAME=encoder OPTIONS=--help lists them
+OPTIONS ?=##   for make bench, scan, replay, verify, curve and fuzz: further options, quoted; make bench NAME=fleet OPTIONS=--help lists them
 MINUTES ?=##   for make fuzz: by default 10
 DEVICE ?=##   cpu or cuda; otherwise what .venv was built for, and for a new one nvidia-smi decides
 device := $(or $(DEVICE),$(shell cat .venv/device 2>/dev/null),$(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu))
@@ -79,7 +79,7 @@ as_they_stand := POLICY DATA UNLABELLED A B FILES OUT WHY
 $(foreach variable,$(as_they_stand),$(eval override $(variable) := $$(value $(variable))))
 export $(as_they_stand)
 
-.PHONY: help help-all all rule data train eval serve up scan rules publish rollback test mode push pull reviews verify plan calibrate test-gpu-path replay curve bench merge fuzz doctor setup check format clean
+.PHONY: help help-all all rule data train eval serve up scan rules publish rollback test mode push pull verify reviews plan calibrate test-gpu-path replay curve bench merge fuzz doctor setup check format clean
 
 commands := awk -F ' *\#\#   ' '/^[a-z-]+:.*\#\#/ { sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, $$2 }'
 variables := awk -F ' *\#\#   ' '/^[A-Z_]+ \?=.*\#\#/ { sub(/ \?= */, "=", $$1); printf "  %-22s %s\n", $$1, $$2 }'
@@ -191,7 +191,7 @@ reviews: $(ready) ##   of every rule how many kept checks wait for labels, and h
 	$(python) -m serve.reviews
 
 plan: $(ready) ##   what a deployment costs: checks a second, p95 with queueing, memory, replicas, dollars -> table, runs/plan.json (first make bench NAME=calibrate)
-	$(python) -m serve.plan.run $(call option,plan,$(PLAN)) $(OPTIONS)
+	$(python) -m serve.plan.run $(call option,plan,$(PLAN))
 
 calibrate: $(ready) ##   another threshold for trained weights, in seconds: by the rule's file, for MAX_FPR=0.02, or THRESHOLD=0.8 as it is
 	$(python) -m train.calibrate --rule '$(RULE)' --model $(MODEL) $(call option,method,$(METHOD)) \

@@ -107,12 +107,8 @@ def ingest(
             remedy += " in groups of their own"
         else:
             remedy += ", or say SPLITS=new"
-        raise GuardError(
-            "; ".join(scarce),
-            where=source,
-            got=f"{len(parsed)} rows in {len(groups)} groups; near duplicates are one group",
-            remedy=remedy,
-        )
+        got = f"{len(parsed)} rows in {len(groups)} groups; near duplicates are one group"
+        raise GuardError("; ".join(scarce), where=source, got=got, remedy=remedy)
     return sourced
 
 

@@ -89,9 +89,8 @@ def _check_name(name: str, path: Path) -> None:
         raise GuardError("RULE=all means every rule", got=name, remedy="Take another name")
     if own_or_shipped(path).exists():
         remedy = "Edit it, delete it, or take another name"
-        raise GuardError(
-            "a rule of this name already exists", where=own_or_shipped(path), remedy=remedy
-        )
+        problem = "a rule of this name already exists"
+        raise GuardError(problem, where=own_or_shipped(path), remedy=remedy)
 
 
 def _check_policy(policy: str) -> None:
@@ -122,12 +121,10 @@ def _by_llm(endpoint: Endpoint, policy: str, judged: Judged) -> RuleDraft:
             raise ValueError("refused")
         return filled(completion, RuleDraft, endpoint.url)
     except (ValueError, RecursionError, GuardError) as error:
-        raise GuardError(
-            f"the endpoint wrote no rule: {error}",
-            where=endpoint.url,
-            got=completion.text[:200],
-            remedy="Try again, take another model, or unset GENERATOR_BASE_URL",
-        ) from error
+        problem = f"the endpoint wrote no rule: {error}"
+        got = completion.text[:200]
+        remedy = "Try again, take another model, or unset GENERATOR_BASE_URL"
+        raise GuardError(problem, where=endpoint.url, got=got, remedy=remedy) from error
 
 
 async def _ask(endpoint: Endpoint, policy: str, judged: Judged) -> Completion:

@@ -171,11 +171,9 @@ def _hub(source: str) -> Iterator[SourceRow]:
                     fields.setdefault("split", str(split))
                 yield SourceRow(f"{HUB}{path}[{split}]:{number}", fields)
     except Exception as error:  # whatever the readers of its many formats raise
-        raise GuardError(
-            f"cannot load the data set: {type(error).__name__} {' '.join(str(error).split())}",
-            where=source,
-            remedy="Check the name, your connection, your access (`hf auth login`), and its files",
-        ) from error
+        problem = f"cannot load the data set: {type(error).__name__} {' '.join(str(error).split())}"
+        remedy = "Check the name, your connection, your access (`hf auth login`), and its files"
+        raise GuardError(problem, where=source, remedy=remedy) from error
 
 
 def _name_label(fields: dict[str, Any], feature: Any) -> None:

@@ -123,12 +123,10 @@ def refuse_straddling(examples: Sequence[Example]) -> None:
         splits_of[example.group].add(example.split)
     straddling = [group for group, splits in splits_of.items() if len(splits) > 1]
     if straddling:
-        raise GuardError(
-            f"{len(straddling)} groups have rows in more than one split",
-            got=", ".join(straddling[:NAMED]),
-            remedy="Rows that share a context must share a split: correct the columns, or say "
-            "SPLITS=clean or SPLITS=new",
-        )
+        problem = f"{len(straddling)} groups have rows in more than one split"
+        remedy = "Rows that share a context must share a split: correct the columns, or say "
+        remedy += "SPLITS=clean or SPLITS=new"
+        raise GuardError(problem, got=", ".join(straddling[:NAMED]), remedy=remedy)
 
 
 def refuse_copies(generated: Sequence[Example], own_rows: Sequence[Example], source: str) -> None:

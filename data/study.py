@@ -29,14 +29,7 @@ from guard.conversation.example import FEWEST_ROWS, GENERATOR_AND, Example, Spli
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs
 from guard.rule import Rule, load_rule
-from guard.study import (
-    Study,
-    StudyPoint,
-    add_study_arguments,
-    is_mixed,
-    point_runs,
-    study_folder,
-)
+from guard.study import Study, StudyPoint, add_study_arguments, is_mixed, point_runs, study_folder
 
 # The shares of a file's rows. The test has more than a rule's own, to tell differences apart.
 STUDY_SHARES: dict[Split, float] = {"train": 0.48, "validation": 0.12, "test": 0.4}
@@ -127,12 +120,10 @@ def _own_rows(request: StudyRequest) -> tuple[list[Example], list[Example]]:
     test = _limited([row for row in real if row.split == "test"], request.test_rows)
     counts = Counter(row.label for row in test)
     if min(counts[0], counts[1]) < FEWEST_ROWS:
-        raise GuardError(
-            f"the test needs at least {FEWEST_ROWS} rows of each label",
-            where=source,
-            got=f"{counts[1]} that violate, {counts[0]} that do not",
-            remedy="Test on more rows with OPTIONS='--test 1000', or make the groups smaller",
-        )
+        problem = f"the test needs at least {FEWEST_ROWS} rows of each label"
+        got = f"{counts[1]} that violate, {counts[0]} that do not"
+        remedy = "Test on more rows with OPTIONS='--test 1000', or make the groups smaller"
+        raise GuardError(problem, where=source, got=got, remedy=remedy)
     return test, [row for row in real if row.split != "test"]
 
 

@@ -64,14 +64,11 @@ def agreement(served: ServedMethods, dtype: Dtype) -> Agreement:
     broken = _broken(measured, flips_beyond)
     if broken:
         largest = [text for _, text in sorted(flips, reverse=True)[:3]]
-        raise GuardError(
-            "the served engine and PEFT disagree beyond numerical noise "
-            f"(tolerance {tolerance} nats in {dtype}): {'; '.join(broken)}",
-            where=folder,
-            got="; ".join(largest) or None,
-            remedy="Run `make doctor` and the parity tests; the engine does not serve what was "
-            "trained",
-        )
+        problem = "the served engine and PEFT disagree beyond numerical noise (tolerance "
+        problem += f"{tolerance} nats in {dtype}): {'; '.join(broken)}"
+        remedy = "Run `make doctor` and the parity tests; the engine does not serve what was "
+        remedy += "trained"
+        raise GuardError(problem, where=folder, got="; ".join(largest) or None, remedy=remedy)
     return measured
 
 
@@ -116,14 +113,12 @@ def _refuse_gaps(served: ServedMethods, folder: Path) -> None:
     for _, rows in served:
         refused += [row for row in rows if row.logit is None]
     if len(refused) > _few(prompts) or len(refused) == prompts:
-        raise GuardError(
-            f"the served engine refused {len(refused)} of {prompts} prompts, too many to compare "
-            f"it with PEFT (at most {_few(prompts)} may be missing)",
-            where=folder,
-            got="; ".join(f"{row.id}: {row.refusal}" for row in refused[:3]) or None,
-            remedy="Run `make doctor`; take conversations that the recipe's context_tokens cannot "
-            "hold out of the test split",
-        )
+        problem = f"the served engine refused {len(refused)} of {prompts} prompts, too many to "
+        problem += f"compare it with PEFT (at most {_few(prompts)} may be missing)"
+        got = "; ".join(f"{row.id}: {row.refusal}" for row in refused[:3]) or None
+        remedy = "Run `make doctor`; take conversations that the recipe's context_tokens cannot "
+        remedy += "hold out of the test split"
+        raise GuardError(problem, where=folder, got=got, remedy=remedy)
 
 
 def _few(n: int) -> int:

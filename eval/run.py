@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tqdm import tqdm
@@ -22,7 +22,7 @@ from guard.arguments import whole_numbers
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs, read_splits
 from guard.recipe import Recipe
-from guard.rule import RULES, rule_names
+from guard.rule import RULES
 from guard.study import add_recipe_arguments, named_recipes
 
 
@@ -38,7 +38,7 @@ def run(
     open_predictor: OpenPredictor = open_engine,
 ) -> Report:
     """Evaluate the selected rules on every base where their inputs changed, and write the report of
-    every rule that is current on all of them.
+    those that are evaluated on all of them.
 
     Without a `judge` the base itself judges, zero-shot; if it is an encoder, nobody judges. Raises
     GuardError for bad inputs before an engine starts. If `all` rules are selected, those with bad
@@ -60,8 +60,7 @@ def run(
             errors.append(error)
     if errors:
         raise errors[0]
-    selected = rule_names(selection, rules)
-    joint, incomplete = _joint(_evaluations_by_rule(stages, selected), stages, selected)
+    joint, incomplete = _joint(stages)
     left_out: list[str] = []
     for stage in stages:
         left_out += stage.left_out
@@ -92,45 +91,28 @@ def _bags_of_words(stages: Sequence[Stage]) -> dict[str, BagAnswers]:
     return bags
 
 
-def _evaluations_by_rule(
-    stages: Sequence[Stage], selected: Collection[str]
-) -> dict[str, list[Evaluation]]:
-    """Every rule's current evaluations, one a base; of rules not selected those that still hold."""
-    by_rule: dict[str, list[Evaluation]] = {}
-    for stage in stages:
-        evaluations = [load_evaluation(trial.folder) for trial in stage.trials]
-        for evaluation in (*evaluations, *stage.earlier_evaluations(selected)):
-            by_rule.setdefault(evaluation.rule, []).append(evaluation)
-    return by_rule
-
-
-def _joint(
-    by_rule: Mapping[str, Sequence[Evaluation]], stages: Sequence[Stage], selected: Collection[str]
-) -> tuple[tuple[Evaluation, ...], list[str]]:
+def _joint(stages: Sequence[Stage]) -> tuple[tuple[Evaluation, ...], list[str]]:
     """The rules that are evaluated on all bases, each as one evaluation, sorted by name; and a line
     for each of the others that says why it is left out. Raises GuardError where no rule is left, or
-    a selected one cannot be put side by side.
+    one cannot be put side by side.
     """
+    by_rule: dict[str, list[Evaluation]] = {}
+    for stage in stages:
+        for trial in stage.trials:
+            by_rule.setdefault(trial.rule.id, []).append(load_evaluation(trial.folder))
     joint: list[Evaluation] = []
     incomplete: list[str] = []
     for rule, evaluations in sorted(by_rule.items()):
-        if len(evaluations) < len(stages):
+        if len(evaluations) == len(stages):
+            joint.append(side_by_side(evaluations))
+        else:
             on = ", ".join(evaluation.model for evaluation in evaluations)
             incomplete.append(f"{rule}: evaluated on {on} alone")
-            continue
-        try:
-            joint.append(side_by_side(evaluations))
-        except GuardError as error:
-            if rule in selected:
-                raise
-            incomplete.append(f"{rule}: {error}")
     if not joint:
         models = ", ".join(stage.recipe.name for stage in stages)
-        raise GuardError(
-            f"no rule is evaluated on all of {models}",
-            got="; ".join(incomplete),
-            remedy=f"Run `make train eval MODEL=…` of one rule for each of {models}",
-        )
+        problem = f"no rule is evaluated on all of {models}"
+        remedy = f"Run `make train eval MODEL=…` of one rule for each of {models}"
+        raise GuardError(problem, got="; ".join(incomplete), remedy=remedy)
     return tuple(joint), incomplete
 
 

@@ -4,7 +4,7 @@ evaluation of each that is kept until its inputs change.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,13 +63,10 @@ class Stage:
                     raise
                 self.left_out.append(f"{name}: {error}")
         if not self.trials:
-            raise GuardError(
-                "no rule can be evaluated",
-                where=self.runs.root,
-                got="; ".join(self.left_out),
-                remedy="Run `make data RULE=all` and "
-                f"`make train RULE=all MODEL={self.recipe.name}`",
-            )
+            problem = "no rule can be evaluated"
+            got = "; ".join(self.left_out)
+            remedy = f"Run `make data RULE=all` and `make train RULE=all MODEL={self.recipe.name}`"
+            raise GuardError(problem, where=self.runs.root, got=got, remedy=remedy)
         self.outdated = [trial for trial in self.trials if force or not self._is_evaluated(trial)]
 
     def leave_out(self, rule: str, error: GuardError) -> None:
@@ -112,27 +109,6 @@ class Stage:
             mark_current(rule.trial.folder, self._inputs(rule.trial))
         for name, problem in errors.items():
             self.leave_out(name, problem)
-
-    def earlier_evaluations(self, selected: Collection[str]) -> list[Evaluation]:
-        """Other rules' evaluations that are kept and hold; why one does not, is left out."""
-        current: list[Evaluation] = []
-        for path in sorted((self.runs.root / self.recipe.name).glob("*/eval/stage.json")):
-            name = path.parent.parent.name
-            if name in selected:
-                continue
-            try:
-                earlier = load_evaluation(path.parent)
-                trial = self._trial(name, earlier.seeds)
-            except GuardError as error:
-                self.left_out.append(f"{name}: {error}")
-                continue
-            if is_current(path.parent, self._inputs(trial)):
-                current.append(earlier)
-            else:
-                remedy = f"run `make eval RULE={name} MODEL={self.recipe.name}`"
-                why = f"its data, adapters or judge changed since; {remedy}"
-                self.left_out.append(f"{name}: {why}")
-        return current
 
     def _trial(self, name: str, seeds: Sequence[int] | None) -> Trial:
         revision = self._base_revision

@@ -151,11 +151,8 @@ def trained_seeds(runs: Runs, recipe: Recipe, rule: str) -> tuple[int, ...]:
     untrained = [name for name, seeds in finished.items() if not seeds]
     if untrained:
         commands = [f"`{command} METHOD={name}`" for name in untrained]
-        raise GuardError(
-            f"not trained by every method of the recipe: {', '.join(untrained)} missing",
-            where=folder,
-            remedy=f"Run {' and '.join(commands)}",
-        )
+        problem = f"not trained by every method of the recipe: {', '.join(untrained)} missing"
+        raise GuardError(problem, where=folder, remedy=f"Run {' and '.join(commands)}")
     seeded = {name: seeds for name, seeds in finished.items() if METHODS[name].is_seeded}
     if not seeded:
         return (0,)

@@ -13,8 +13,6 @@ from pathlib import Path
 from guard.errors import GuardError
 from guard.home import own_or_shipped
 
-# A GLiNER2's folder has the configuration of its encoder here, beside its own.
-ENCODER_CONFIG = "encoder_config/config.json"
 REQUIRED_FILES = ("config.json", "tokenizer.json")  # of a local base, besides its weights
 # The suffixes of what transformers and vLLM read of a base: weights and their index, configurations
 # also of pooling, a tokenizer, a chat template, code.

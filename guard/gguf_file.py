@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from guard.base_weights import Tensor
@@ -159,7 +158,7 @@ class GgufFile:
             yield Tensor(name, "BF16", shape, 2 * math.prod(shape), read)
 
     def _read(self, tensor: ReaderTensor, permuted_heads: int) -> bytes:
-        from gguf import dequantize
+        from gguf import GGMLQuantizationType, dequantize, quantize
 
         try:
             values = dequantize(tensor.data, tensor.tensor_type)
@@ -169,7 +168,7 @@ class GgufFile:
         if permuted_heads:
             pairs = values.reshape(permuted_heads, -1, 2, values.shape[-1])
             values = pairs.swapaxes(1, 2)
-        return bfloat16_bytes(values)
+        return quantize(values, GGMLQuantizationType.BF16).tobytes()
 
     def _tokenizer(self, tokens: list[str]) -> Tokenizer:
         kind = self._required("tokenizer.ggml.model")
@@ -212,10 +211,3 @@ class GgufFile:
 
     def _refusal(self, problem: str, remedy: str, got: object = None) -> GuardError:
         return GuardError(problem, where=self._path, got=got, remedy=remedy)
-
-
-def bfloat16_bytes(values: np.ndarray[Any, np.dtype[np.float32]]) -> bytes:
-    """Float32 rounded to bfloat16, ties to even, in row-major order."""
-    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    rounded = bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))
-    return (rounded >> 16).astype("<u2").tobytes()

@@ -21,9 +21,8 @@ MODELS = HOME / "recipes" / "models"
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 # A decoder answers with a token after a prompt. An encoder reads the conversation alone, and every
-# rule has a head of its own on its states. GLiNER2 is an encoder that reads the rule too, as a
-# label, and has a classifier of labels.
-Kind = Literal["decoder", "encoder", "gliner2"]
+# rule has a head of its own on its states.
+Kind = Literal["decoder", "encoder"]
 
 # vLLM's EngineArgs by which an engine would compute with another base than the cards name, or by
 # rounded weights, keys or values of it.
@@ -61,7 +60,6 @@ KINDS: dict[Kind, BaseKind] = {
         only_judged_turns=True,
         model_types=("bert", "deberta-v2", "modernbert", "roberta", "xlm-roberta"),
     ),
-    "gliner2": BaseKind(("prompt",), ("title", "policy"), model_types=("deberta-v2",)),
 }
 
 
@@ -237,14 +235,6 @@ class Recipe(Strict):
     @property
     def sharing_methods(self) -> list[str]:
         return [name for name in self.adapter_methods if METHODS[name].shares_conversation]
-
-    @property
-    def sharing_method(self) -> str:
-        if not self.sharing_methods:
-            problem = "no method of the recipe is an adapter that shares conversations"
-            remedy = "Add a section `alora` to its methods"
-            raise GuardError(problem, where=self._where, got=", ".join(self.methods), remedy=remedy)
-        return self.sharing_methods[0]
 
     @property
     def max_rank(self) -> int:

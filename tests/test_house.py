@@ -12,10 +12,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # Lines of .py and .cpp, at what each has reached: lower one when it falls.
 BUDGETS = {
-    "guard": 5_440,
-    "data": 4_570,
-    "train": 6_230,
-    "eval": 3_550,
+    "guard": 5_430,
+    "data": 4_430,
+    "train": 5_790,
+    "eval": 3_150,
     "serve": 25_170,
     "tests": 37_020,
 }

@@ -93,12 +93,9 @@ def _check_same_rows_decide(
     """Raise GuardError if the rule's current max_fpr would have a head fitted to other rows."""
     own_decided = own_rows_decide(labels, is_generated, card.max_fpr)
     if own_rows_decide(labels, is_generated, job.rule.max_fpr) != own_decided:
-        raise GuardError(
-            "this max_fpr selects other validation rows than the weights were fitted for",
-            where=job.folder,
-            got=f"max_fpr {job.rule.max_fpr}, before {card.max_fpr}",
-            remedy=f"Run `{card.retrain} FORCE=1`",
-        )
+        problem = "this max_fpr selects other validation rows than the weights were fitted for"
+        got = f"max_fpr {job.rule.max_fpr}, before {card.max_fpr}"
+        raise GuardError(problem, where=job.folder, got=got, remedy=f"Run `{card.retrain} FORCE=1`")
 
 
 def calibrate_rules(
@@ -121,12 +118,11 @@ def calibrate_rules(
         trained = [job for job in jobs if job.folder.is_dir()]
         if not trained:
             wanted = f"make train RULE={name} MODEL={recipe.name}"
-            raise GuardError(
-                "the rule has no weights to calibrate",
-                where=runs.adapter(recipe.name, name, "").parent,
-                got=", ".join(methods),
-                remedy=f"Run `{wanted}`",
-            )
+            problem = "the rule has no weights to calibrate"
+            where = runs.adapter(recipe.name, name, "").parent
+            got = ", ".join(methods)
+            remedy = f"Run `{wanted}`"
+            raise GuardError(problem, where=where, got=got, remedy=remedy)
         for job in trained:
             print(_changed(job, max_fpr, threshold), flush=True)
 

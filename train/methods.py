@@ -105,13 +105,6 @@ def _fit_encoder_loras(work: TrainingWork) -> Iterator[Trained | GuardError]:
     yield from trainer.fit([(job, with_openings(job, rows, ADAPTER_EVERY)) for job, rows in work])
 
 
-def _fit_gliner2_loras(work: TrainingWork) -> Iterator[Trained | GuardError]:
-    """LoRAs on GLiNER2, with its classifier. Without openings: it reads all turns in any case."""
-    from train.encoder import trainer
-
-    yield from trainer.fit(work)
-
-
 def _fit_encoder_heads(work: TrainingWork) -> Iterator[Trained | GuardError]:
     from train.encoder.model import reader_of
     from train.examples import HEAD_EVERY, with_openings
@@ -132,7 +125,6 @@ TRAINERS: dict[Kind, dict[str, Trainer]] = {
         # Beside the rule's LoRA: whichever is second finds the states that the first has read.
         "head": Trainer(_check_encoder, _fit_encoder_heads, trains_together=False),
     },
-    "gliner2": {"lora": Trainer(_check_encoder, _fit_gliner2_loras, trains_together=False)},
 }
 
 

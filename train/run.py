@@ -134,12 +134,10 @@ def _check_finite(job: Job, rows: Sequence[Row], logits: Sequence[float]) -> Non
             "Set the recipe's dtype to bfloat16 or float32, or lower its learning rate: "
             "training may have diverged"
         )
-        raise GuardError(
-            "verdict logits are not finite",
-            where=f"{broken[0].split} row {broken[0].id}",
-            got=f"{len(broken)} of {len(rows)} rows in {job.recipe.dtype}",
-            remedy=remedy,
-        )
+        problem = "verdict logits are not finite"
+        where = f"{broken[0].split} row {broken[0].id}"
+        got = f"{len(broken)} of {len(rows)} rows in {job.recipe.dtype}"
+        raise GuardError(problem, where=where, got=got, remedy=remedy)
 
 
 def _settings(
@@ -301,10 +299,8 @@ def _explained(error: Exception, job: Job) -> GuardError:
     if not no_memory and NO_MEMORY_ON_CPU not in str(error):
         raise error
     key = "window_tokens" if job.recipe.is_encoder else "context_tokens"
-    return GuardError(
-        f"the device has no memory for this training: {error}",
-        remedy=f"Drop the longest rows (and lower the recipe's {key}), or take a larger one",
-    )
+    remedy = f"Drop the longest rows (and lower the recipe's {key}), or take a larger one"
+    return GuardError(f"the device has no memory for this training: {error}", remedy=remedy)
 
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
@@ -317,11 +313,9 @@ def see_one_gpu(environment: MutableMapping[str, str]) -> None:
     """
     processes = environment.get("WORLD_SIZE", "1")
     if processes != "1":
-        raise GuardError(
-            "a command trains its rules in one process",
-            got=f"WORLD_SIZE={processes}",
-            remedy=f"Start one command a GPU, each with rules and {VISIBLE_GPUS} of its own",
-        )
+        problem = "a command trains its rules in one process"
+        remedy = f"Start one command a GPU, each with rules and {VISIBLE_GPUS} of its own"
+        raise GuardError(problem, got=f"WORLD_SIZE={processes}", remedy=remedy)
     named = environment.get(VISIBLE_GPUS)
     devices = [str(number) for number in range(len(gpus()))]
     if named is not None:

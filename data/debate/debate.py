@@ -61,13 +61,11 @@ def generate(
 def refuse_last_turn(rule: Rule) -> None:
     """Raise GuardError for a rule on the last turn alone: what an LLM writes may violate in any."""
     if rule.turns == "last":
-        raise GuardError(
-            "a debate writes violations into any turn, but this rule is about the last turn alone",
-            where=f"rule {rule.id}: turns",
-            got=rule.turns,
-            remedy="Give labelled rows (DATA=FILE), or take the generator (DATA=generator) where "
-            "the rule has phrases, or leave `turns` out",
-        )
+        problem = "a debate writes violations into any turn, but this rule is about the last turn "
+        problem += "alone"
+        remedy = "Give labelled rows (DATA=FILE), or take the generator (DATA=generator) where the "
+        remedy += "rule has phrases, or leave `turns` out"
+        raise GuardError(problem, where=f"rule {rule.id}: turns", got=rule.turns, remedy=remedy)
 
 
 class Debates:
@@ -108,13 +106,11 @@ class Debates:
         try:
             answer = await self.paid.answer(Decomposition, chat, about, out_of_form)
         except (Refused, OutOfForm) as error:
-            raise GuardError(
-                "the generator's endpoint refused the policy, or gave no dimensions of it",
-                where=writers.endpoint.url,
-                got=str(error),
-                remedy="Check GENERATOR_API_KEY, GENERATOR_MODEL and GENERATOR_OPTIONS, take "
-                "another model, or delete the file of answers",
-            ) from None
+            problem = "the generator's endpoint refused the policy, or gave no dimensions of it"
+            got = str(error)
+            remedy = "Check GENERATOR_API_KEY, GENERATOR_MODEL and GENERATOR_OPTIONS, take another "
+            remedy += "model, or delete the file of answers"
+            raise GuardError(problem, where=writers.endpoint.url, got=got, remedy=remedy) from None
         return answer.dimensions
 
     def statistics(self) -> dict[str, Any]:
@@ -126,13 +122,11 @@ class Debates:
         examples = assign([*allowed, *violating], self.seed)
         if min(len(allowed), len(violating)) < half / 2:
             outcomes = sorted(self.paid.statistics.outcomes.items())
-            raise GuardError(
-                f"only {len(violating)} violating and {len(allowed)} allowed of {half} cases each "
-                "were agreed upon",
-                where=self.paid.answers_file,
-                got=", ".join(f"{count} {outcome}" for outcome, count in outcomes),
-                remedy="State the policy more clearly, or take a stronger model",
-            )
+            problem = f"only {len(violating)} violating and {len(allowed)} allowed of {half} cases "
+            problem += "each were agreed upon"
+            got = ", ".join(f"{count} {outcome}" for outcome, count in outcomes)
+            remedy = "State the policy more clearly, or take a stronger model"
+            raise GuardError(problem, where=self.paid.answers_file, got=got, remedy=remedy)
         if scarce := labels_scarce(examples, FEWEST_ROWS):
             problem = f"{len(examples)} agreed cases are too few to train on: {'; '.join(scarce)}"
             remedy = "Ask for more --examples: what was answered is kept"

@@ -61,11 +61,9 @@ def writers_for(
     """The writers as named, else as in the `earlier` manifest. Raises GuardError."""
     settings = endpoint_settings(os.environ, "generator", "for data of another source")
     if settings is None:
-        raise GuardError(
-            "no endpoint is described that could write examples",
-            remedy="Set GENERATOR_BASE_URL, GENERATOR_MODEL and, if it needs one, "
-            "GENERATOR_API_KEY: any OpenAI-compatible endpoint",
-        )
+        remedy = "Set GENERATOR_BASE_URL, GENERATOR_MODEL and, if it needs one, GENERATOR_API_KEY: "
+        remedy += "any OpenAI-compatible endpoint"
+        raise GuardError("no endpoint is described that could write examples", remedy=remedy)
     if EDIT in in_words(rule):
         problem = f"the rule still says {EDIT}"
         remedy = "Write there what violates it and what it allows"
@@ -199,13 +197,10 @@ class PaidEndpoint:
             self._refused.clear()
             self._require_usage(answer)
         elif len(self._refused) >= REFUSALS:
-            raise GuardError(
-                f"the generator's endpoint refused {REFUSALS} requests in a row",
-                where=self.endpoint.url,
-                got=answer.text,
-                remedy="Check GENERATOR_BASE_URL, GENERATOR_MODEL, GENERATOR_API_KEY and "
-                "GENERATOR_OPTIONS; all answers so far are kept",
-            )
+            problem = f"the generator's endpoint refused {REFUSALS} requests in a row"
+            remedy = "Check GENERATOR_BASE_URL, GENERATOR_MODEL, GENERATOR_API_KEY and "
+            remedy += "GENERATOR_OPTIONS; all answers so far are kept"
+            raise GuardError(problem, where=self.endpoint.url, got=answer.text, remedy=remedy)
         self._spent_usd += self._cost(answer)
         return answer
 
@@ -235,9 +230,8 @@ class PaidEndpoint:
 
     def _stay_within_budget(self) -> None:
         if self.budget_usd is not None and self._spent_usd >= self.budget_usd:
-            raise GuardError(
-                "the budget is spent; everything so far is kept",
-                got=f"{self._spent_usd:.2f} of {self.budget_usd:g} USD",
-                remedy="Raise GENERATOR_BUDGET_USD and run the same command again, or ask for "
-                "fewer examples",
-            )
+            problem = "the budget is spent; everything so far is kept"
+            got = f"{self._spent_usd:.2f} of {self.budget_usd:g} USD"
+            remedy = "Raise GENERATOR_BUDGET_USD and run the same command again, or ask for fewer "
+            remedy += "examples"
+            raise GuardError(problem, got=got, remedy=remedy)

@@ -57,13 +57,11 @@ def load_background(phrases: Path = PHRASES) -> Background:
 def load_phrasebook(rule: Rule, background: Background, phrases: Path = PHRASES) -> Phrasebook:
     path = phrases / f"{rule.id}.yaml"
     if not path.is_file():
-        raise GuardError(
-            f"the offline generator has no phrases for the rule '{rule.id}'",
-            where=path,
-            remedy=f"Bring your own examples, `make data RULE={rule.id} DATA=FILE` or `data: FILE` "
-            f"in recipes/rules/{rule.id}.yaml, or write the phrases after the model of the other "
-            "files there",
-        )
+        problem = f"the offline generator has no phrases for the rule '{rule.id}'"
+        remedy = f"Bring your own examples, `make data RULE={rule.id} DATA=FILE` or `data: FILE` "
+        remedy += f"in recipes/rules/{rule.id}.yaml, or write the phrases after the model of the "
+        remedy += "other files there"
+        raise GuardError(problem, where=path, remedy=remedy)
     book = load(path, Phrasebook)
     book = book.model_copy(update={"slots": {**background.slots, **book.slots}})
     _check_book(Corpus(rule, book, (), background), path)
@@ -158,12 +156,9 @@ def _check_speakers(book: Phrasebook, name: str, act: Act, path: Path) -> None:
     needs_before = act.speaker != "user"
     is_answered = act.speaker == "tool" or bool(act.after) != (act.speaker == "assistant")
     if bool(act.before) != needs_before or not is_answered:
-        raise GuardError(
-            f"acts.{name}: an assistant's act needs `before`, a user's act `after`, a tool's "
-            "act `before` and perhaps `after`",
-            where=path,
-            remedy="Name what others say there",
-        )
+        problem = f"acts.{name}: an assistant's act needs `before`, a user's act `after`, a tool's "
+        problem += "act `before` and perhaps `after`"
+        raise GuardError(problem, where=path, remedy="Name what others say there")
     for line in _named_lines(book, act.before):
         speakers = [speaker for speaker, _ in turns_of(line, "user")]
         _refuse_repeats([*speakers, act.speaker], line, f"{path}: acts.{name}.before")
@@ -211,13 +206,11 @@ def _check_partners(corpus: Corpus, path: Path) -> None:
     partnered = set(itertools.chain.from_iterable(pairs))
     for name in [*violating, *allowed]:
         if name not in partnered:
-            raise GuardError(
-                f"acts.{name} has nothing in its `before` or `after` in common with an act of the "
-                "other label",
-                where=path,
-                remedy="Name the same lines in both, or let the violating act name the other "
-                "speaker's; else the line alone would tell",
-            )
+            problem = f"acts.{name} has nothing in its `before` or `after` in common with an act "
+            problem += "of the other label"
+            remedy = "Name the same lines in both, or let the violating act name the other "
+            remedy += "speaker's; else the line alone would tell"
+            raise GuardError(problem, where=path, remedy=remedy)
 
 
 def _check_places(corpus: Corpus, path: Path) -> None:
@@ -230,13 +223,10 @@ def _check_places(corpus: Corpus, path: Path) -> None:
         act, speaker = book.acts[allowed], book.acts[violating].speaker
         for line in _named_lines(book, act.context):
             if speaker not in dict(turns_of(line, act.context_speaker)):
-                raise GuardError(
-                    f"the {speaker} says nothing around acts.{allowed}, so acts.{violating} can "
-                    "take no turn's place",
-                    where=f"{path}: lines",
-                    got=line,
-                    remedy=f"Give the line a turn of the {speaker}",
-                )
+                problem = f"the {speaker} says nothing around acts.{allowed}, so acts.{violating} "
+                problem += "can take no turn's place"
+                remedy = f"Give the line a turn of the {speaker}"
+                raise GuardError(problem, where=f"{path}: lines", got=line, remedy=remedy)
 
 
 def _check_excerpts(rule: str, book: ExcerptBook, path: Path) -> None:

@@ -174,12 +174,11 @@ class Writer:
     def _nothing_supplied(self, dimensions: Dimensions) -> GuardError:
         book, name = self.corpus.book, dimensions.allowed_act
         contexts = ", ".join(book.shared(dimensions.violating_act, name))
-        return GuardError(
-            f"acts.{name}: no line supplies what its cores repeat",
-            where=f"data/generator/phrases/{book.rule}.yaml",
-            got=f"{contexts} ({self.pool})",
-            remedy=f"Add lines with the slots {', '.join(book.acts[name].supplied)}",
-        )
+        problem = f"acts.{name}: no line supplies what its cores repeat"
+        where = f"data/generator/phrases/{book.rule}.yaml"
+        got = f"{contexts} ({self.pool})"
+        remedy = f"Add lines with the slots {', '.join(book.acts[name].supplied)}"
+        return GuardError(problem, where=where, got=got, remedy=remedy)
 
     def _unrelated(self, dimensions: Dimensions, key: str, rng: random.Random) -> Targets:
         """The violating exchange, and what stands there in a conversation without the rule."""

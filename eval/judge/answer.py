@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -58,25 +59,20 @@ def endpoint_record(
     name: str, endpoint: str, rows: Sequence[JudgeRow], cost_usd: Callable[[int, int], float | None]
 ) -> JudgeRecord:
     answers = [row for row in rows if not row.refused]
-    record = JudgeRecord(
-        name=name,
-        endpoint=endpoint,
-        unparseable=sum(row.violates is None for row in answers),
-        refused=len(rows) - len(answers),
-    )
     # An answer that several rows share was paid for once.
     paid_rows = list({row.key: row for row in answers}.values())
+    stated = [row for row in paid_rows if None not in (row.prompt_tokens, row.completion_tokens)]
+    counts: dict[str, Any] = {"unparseable": sum(row.violates is None for row in answers)}
+    counts |= {"refused": len(rows) - len(answers), "without_usage": len(paid_rows) - len(stated)}
     if paid_rows:
         p50, p95 = np.percentile([row.latency_ms for row in paid_rows], [50, 95]).tolist()
-        record = record.model_copy(update={"latency_p50_ms": p50, "latency_p95_ms": p95})
-    stated = [row for row in paid_rows if None not in (row.prompt_tokens, row.completion_tokens)]
-    usage: dict[str, float | None] = {"without_usage": len(paid_rows) - len(stated)}
+        counts |= {"latency_p50_ms": p50, "latency_p95_ms": p95}
     if stated:
         prompt = sum(row.prompt_tokens or 0 for row in stated)
         completion = sum(row.completion_tokens or 0 for row in stated)
-        usage |= {"prompt_tokens": prompt, "completion_tokens": completion}
-        usage["cost_usd"] = cost_usd(prompt, completion)
-    return record.model_copy(update=usage)
+        counts |= {"prompt_tokens": prompt, "completion_tokens": completion}
+        counts["cost_usd"] = cost_usd(prompt, completion)
+    return JudgeRecord(name=name, endpoint=endpoint, **counts)
 
 
 _NOT_A_CHOICE = r"(?!\s*(?:/|or\b|and\b))"  # "yes or no" repeats the question

@@ -68,10 +68,9 @@ class EndpointJudge(Endpoint):
         keys = {example.id: self._key(rule, example) for example in examples}
         if _unanswered(examples, keys, file):
             with file.held():
+                answers = AnswersSoFar(examples, file, keys, self.url)
                 missing = _unanswered(examples, keys, file)
-                if missing:
-                    answers = AnswersSoFar(examples, file, keys, self.url)
-                    asyncio.run(self._ask_missing(rule, missing, answers))
+                asyncio.run(self._ask_missing(rule, missing, answers))
         rows = (file.get(keys[example.id]) for example in examples)
         return [row for row in rows if row is not None]
 
@@ -80,29 +79,21 @@ class EndpointJudge(Endpoint):
 
     async def _ask_missing(self, rule: Rule, missing: list[Example], answers: AnswersSoFar) -> None:
         pending = iter(missing)  # which the workers share
-        failures: list[GuardError] = []
-        with tqdm(total=len(missing), unit="answer", desc=f"judge {self.model}: {rule.id}") as bar:
-            async with self.client() as client:
+        bar = tqdm(total=len(missing), unit="answer", desc=f"judge {self.model}: {rule.id}")
 
-                async def work() -> None:
-                    for example in pending:
-                        asking = asyncio.create_task(self._ask(client, rule, example, answers))
-                        try:
-                            await finished(asking, self.timeout_s)
-                        except GuardError as error:
-                            failures.append(error)
-                        if failures:  # of any worker: no more is asked, what is under way is kept
-                            return
-                        bar.update()
+        async def work(client: httpx.AsyncClient) -> None:
+            for example in pending:
+                asking = asyncio.create_task(self._ask(client, rule, example, answers))
+                await finished(asking, self.timeout_s)
+                bar.update()
 
-                try:
-                    async with asyncio.TaskGroup() as workers:
-                        for _ in range(min(self.concurrency, len(missing))):
-                            workers.create_task(work())
-                except ExceptionGroup as group:
-                    raise group.exceptions[0] from None
-        if failures:
-            raise failures[0]
+        try:
+            with bar:
+                async with self.client() as client, asyncio.TaskGroup() as workers:
+                    for _ in range(min(self.concurrency, len(missing))):
+                        workers.create_task(work(client))
+        except ExceptionGroup as group:  # the others were cancelled: what was under way is kept
+            raise group.exceptions[0] from None
         answers.finish()
 
     async def _ask(
@@ -181,13 +172,11 @@ class AnswersSoFar:
     def _refuses(self) -> GuardError:
         refused = self._refused
         ids = ", ".join(row.id for row in refused[:3])
-        return GuardError(
-            f"the judge's endpoint refused {len(refused)} requests in a row (examples {ids}, …)",
-            where=self._url,
-            got=refused[0].text,
-            remedy="Check JUDGE_BASE_URL, JUDGE_MODEL, JUDGE_API_KEY and JUDGE_OPTIONS, and the "
-            "account's limits; these examples are asked about again, all answers are kept",
-        )
+        problem = f"the judge's endpoint refused {len(refused)} requests in a row (examples {ids}, "
+        problem += "…)"
+        remedy = "Check JUDGE_BASE_URL, JUDGE_MODEL, JUDGE_API_KEY and JUDGE_OPTIONS, and the "
+        remedy += "account's limits; these examples are asked about again, all answers are kept"
+        return GuardError(problem, where=self._url, got=refused[0].text, remedy=remedy)
 
 
 def judge_messages(rule: Rule, messages: tuple[Message, ...]) -> list[dict[str, str]]:

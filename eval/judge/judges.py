@@ -1,8 +1,8 @@
-"""The judges that methods are measured against, by name."""
+"""The judges that methods are measured against."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -60,23 +60,9 @@ def judge_on(recipe: Recipe, judge: Judge | None) -> Judge:
     return judge
 
 
-def endpoint_judge(environment: Mapping[str, str]) -> EndpointJudge | None:
-    """The endpoint of the JUDGE_… variables, or None. Raises GuardError on half of them."""
+def judge_from(environment: Mapping[str, str]) -> Judge:
+    """The endpoint of the JUDGE_… variables, else the base. Raises GuardError on half of them."""
     settings = endpoint_settings(environment, "judge", "to judge with the base model")
     if not settings:
-        return None
+        return BareBase()
     return EndpointJudge(**settings)
-
-
-# Makes each judge from the environment, or None where the environment does not describe it. The
-# first judge that is described is the one that judges.
-JUDGES: dict[str, Callable[[Mapping[str, str]], Judge | None]] = {
-    "endpoint": endpoint_judge,
-    "base": lambda environment: BareBase(),
-}
-
-
-def judge_from(environment: Mapping[str, str]) -> Judge:
-    """The first judge that the environment describes. Raises GuardError on half of one."""
-    described = (make(environment) for make in JUDGES.values())
-    return next(judge for judge in described if judge is not None)

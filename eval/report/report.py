@@ -281,9 +281,7 @@ def distinct_versions(evaluated_with: Iterable[Mapping[str, str]]) -> dict[str, 
 
 def _require_the_same_examples(first: Evaluation, second: Evaluation) -> None:
     if second.groups != first.groups:
-        raise GuardError(
-            f"evaluated on other test examples than {first.model}",
-            where=f"{second.rule} on {second.model}",
-            got=f"{second.n_test} examples, not {first.n_test}",
-            remedy=f"Run `make eval RULE={first.rule} MODEL={first.model},{second.model}`",
-        )
+        problem = f"evaluated on other test examples than {first.model}"
+        got = f"{second.n_test} examples, not {first.n_test}"
+        remedy = f"Run `make eval RULE={first.rule} MODEL={first.model},{second.model}`"
+        raise GuardError(problem, where=f"{second.rule} on {second.model}", got=got, remedy=remedy)

@@ -55,7 +55,6 @@ MESSAGE: Shapes = {
     **dict.fromkeys(("created", "created_at", "timestamp"), TIME),
     "usage": SETTING,
 }
-CHOICE = MESSAGE
 COMPLETION: Shapes = {
     **MESSAGE,
     **dict.fromkeys(("provider", "system_fingerprint", "service_tier", "metrics"), WORD),

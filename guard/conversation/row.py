@@ -219,9 +219,7 @@ def _refuse_beside_the_messages(
     completion: Mapping[str, Any], choices: Sequence[Mapping[str, Any]]
 ) -> None:
     for fields in (completion, *choices):
-        silent_keys = keys.CHOICE
-        if fields is completion:
-            silent_keys = keys.COMPLETION
+        silent_keys = keys.COMPLETION if fields is completion else keys.MESSAGE
         for key in keys.unread_keys(fields, silent_keys, ("choices", "message")):
             problem = f"the response has the key {key!r}, which no rule reads"
             remedy = "Leave the key out, or have the message alone there"

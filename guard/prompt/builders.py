@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from guard.prompt.decoder import PromptBuilder
 from guard.prompt.encoder import EncoderPromptBuilder
-from guard.prompt.gliner2 import Gliner2PromptBuilder
 from guard.recipe import Kind, Recipe
 
 BUILDERS: dict[Kind, type[PromptBuilder]] = {
     "decoder": PromptBuilder,
     "encoder": EncoderPromptBuilder,
-    "gliner2": Gliner2PromptBuilder,
 }
 
 

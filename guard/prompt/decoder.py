@@ -206,8 +206,8 @@ class PromptBuilder:
     def _control(self, token: str) -> int:
         token_id = self._scaffold.token_to_id(token)
         if token_id is None:
-            remedy = "Use a decoder with Qwen's chat template, an encoder with BERT's or RoBERTa's "
-            remedy += "tokens, or a GLiNER2"
+            remedy = "Use a decoder with Qwen's chat template, or an encoder with BERT's or "
+            remedy += "RoBERTa's tokens"
             raise GuardError(f"the tokenizer has no {token} token", remedy=remedy)
         return int(token_id)
 

@@ -1,6 +1,6 @@
 """What computes, as the guard engine needs it: a protocol, and the values that cross it. Knows
 nothing of rules, conversations or cards. A backend runs one base model: vLLM with a causal language
-model (`decoder.py`), an encoder (`encoder.py`) or a GLiNER2 (`gliner2.py`). One for another kind of
+model (`decoder.py`), or an encoder (`encoder.py`). One for another kind of
 model has a row in `start.STARTS`.
 """
 
@@ -55,7 +55,7 @@ class SpokenSpan(NamedTuple):
 
 class EngineOutput(NamedTuple):
     """What the backend computed for one request. `logit` is log P(yes) - log P(no) in nats at the
-    prompt's end, of GLiNER2 that of the rule's label, NaN if the backend gave none. `state`, for a
+    prompt's end, NaN if the backend gave none. `state`, for a
     request that wants it, is what the base's output layer reads there: [hidden size], float32,
     after the final norm; of an encoder [spans, hidden size], and `spans` says what they are the
     states of.

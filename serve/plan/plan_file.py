@@ -1,15 +1,12 @@
-"""The deployment to plan: `recipes/plans/<name>.yaml`, with options over it. Values only."""
+"""The deployment to plan: `recipes/plans/<name>.yaml`. Values only."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import ConfigDict, Field, model_validator
 
-from guard.errors import GuardError
-from guard.files.yaml_file import Strict, load, validate
+from guard.files.yaml_file import Strict, load
 from guard.home import HOME, own_or_shipped
 
 PLANS = HOME / "recipes" / "plans"
@@ -67,26 +64,9 @@ class Plan(Finite):
     seed: int = Field(default=0, ge=0)
 
 
-def load_plan(name: str, options: Mapping[str, Any]) -> Plan:
-    """The plan of this name, or in this file, with options over its keys.
-
-    The key of a section has its name: `traffic.rate`. Raises GuardError for an unknown name or bad
-    value.
-    """
+def load_plan(name: str) -> Plan:
+    """The plan of this name, or in this file. Raises GuardError for no plan or a bad value."""
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         path = own_or_shipped(PLANS / f"{name}.yaml")
-    plan = load(path, Plan)
-    if not options:
-        return plan
-    content = plan.model_dump(mode="json", exclude_unset=True)
-    for key, value in options.items():
-        section = content
-        *outer, last = key.split(".")
-        for name in outer:
-            section = section.setdefault(name, {})
-            if not isinstance(section, dict):
-                remedy = f"Leave out `.{last}`: `{name}` is a value"
-                raise GuardError("the plan has no such section", got=key, remedy=remedy)
-        section[last] = value
-    return validate(content, Plan, where=f"{path} with options")
+    return load(path, Plan)

@@ -23,7 +23,7 @@ def add_scan_options(parser: argparse.ArgumentParser, out: str) -> None:
         "--files",
         required=True,
         help="files, folders and patterns separated by blanks (.jsonl, .jsonl.gz, .ndjson, "
-        ".parquet), or hub:ORG/NAME",
+        ".parquet)",
     )
     add("--out", type=Path, help=out)
     rows = f"conversations per part (default: {ROWS_A_PART})"

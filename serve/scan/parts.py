@@ -38,7 +38,7 @@ class ScanManifest:
     """
 
     model: str
-    sources: Mapping[str, tuple[int, int | str]]
+    sources: Mapping[str, tuple[int, int]]
     rules: Mapping[str, str]
     rows_a_part: int
     is_finished: bool = False
@@ -84,7 +84,7 @@ def manifest_of(
 ) -> ScanManifest:
     """The manifest of a scan of these sources by these parts.
 
-    Raises GuardError for weights that cannot be read, or a data set that does not exist.
+    Raises GuardError for weights that cannot be read.
     """
     rules: dict[str, str] = {}
     engines: dict[str, dict[str, Any]] = {}

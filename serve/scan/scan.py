@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from serve.scan.judge import ScanEngine, part_rows
 from serve.scan.parts import PartFolder, ScanManifest
-from serve.scan.sources import StoredConversation, read_source, size_of
+from serve.scan.sources import StoredConversation, read_source
 
 VerdictCounts = Counter[tuple[str, str]]  # rows by rule and verdict
 
@@ -49,11 +49,11 @@ def read_parts(manifest: ScanManifest) -> Iterator[StoredPart]:
 def _stored_conversations(manifest: ScanManifest) -> Iterator[tuple[StoredConversation, int]]:
     """Each conversation, and how many bytes of all sources are read by then."""
     finished_bytes = 0
-    for source in manifest.sources:
+    for source, (size, _) in manifest.sources.items():
         for conversation in read_source(source):
             yield conversation, finished_bytes + conversation.read_bytes
         manifest.check_source(source)
-        finished_bytes += size_of(source)
+        finished_bytes += size
 
 
 def scan(engine: ScanEngine, folder: PartFolder) -> ScanManifest:

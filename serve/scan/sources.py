@@ -1,4 +1,4 @@
-"""Stored conversations, one at a time, however many there are: files, folders, a hub data set.
+"""Stored conversations, one at a time, however many there are: files and folders.
 
 `guard/conversation/row.py` says what a row has. One that cannot be read says why and is not left
 out. Knows nothing of rules.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from glob import glob
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from guard.arguments import names_listed
 from guard.conversation.example import Message
@@ -23,10 +23,6 @@ from guard.errors import GuardError
 from guard.files.strict_json import in_words, read_json
 from guard.files.text_file import no_text, unlike_its_name, wrong_byte
 
-if TYPE_CHECKING:
-    from datasets import DatasetBuilder
-
-HUB = "hub:"
 PARQUET_ROWS = 256  # that are in memory at once
 MAX_LINE_BYTES = 64 * 2**20
 
@@ -69,19 +65,16 @@ def names_of(files: str) -> list[str]:
 
 
 def find_sources(selection: Sequence[str]) -> list[str]:
-    """The files of patterns, folders and names, each once, in order; hub data sets as they are.
+    """The files of patterns, folders and names, each once, in order.
 
     Raises GuardError for what names none, a name that is no text, or a file whose first row cannot
     be read.
     """
     sources: dict[str, str] = {}  # by what they are, however they are spelt
     for name in names_listed(selection, "files"):
-        if name.startswith(HUB):
-            sources[name] = name
-            continue
         files = _files(name)
         if not files:
-            endings = f"Known endings: {', '.join(READERS)}, or {HUB}ORG/NAME"
+            endings = f"Known endings: {', '.join(READERS)}"
             raise GuardError("no file of stored conversations", got=name, remedy=endings)
         for file in files:
             if _escaped(file) != file:
@@ -94,23 +87,10 @@ def find_sources(selection: Sequence[str]) -> list[str]:
     return list(sources.values())
 
 
-def state_of(source: str) -> tuple[int, int | str]:
-    """Its size as `size_of` has it, and a value that is another once it has changed: the time of a
-    file's change, a hub data set's commit, a hash of the names and times of a local one's files.
-
-    Raises GuardError for a data set that is not there.
-    """
-    if source.startswith(HUB):
-        return 0, str(_data_set(source).hash)
+def state_of(source: str) -> tuple[int, int]:
+    """Its bytes on the disk, and the time of its last change."""
     status = Path(source).stat()
     return status.st_size, status.st_mtime_ns
-
-
-def size_of(source: str) -> int:
-    """Bytes on the disk; 0 of a hub data set."""
-    if source.startswith(HUB):
-        return 0
-    return Path(source).stat().st_size
 
 
 def read_source(source: str) -> Iterator[StoredConversation]:
@@ -179,9 +159,8 @@ def _escaped(text: str) -> str:
 
 def _raw_rows(source: str) -> Iterator[RawRow]:
     """What its reader reads. Raises GuardError for whatever keeps that from going on."""
-    reader = _hub if source.startswith(HUB) else READERS[_ending(source)]
     try:
-        yield from reader(source)
+        yield from READERS[_ending(source)](source)
     except GuardError:
         raise
     except Exception as error:  # of many libraries
@@ -243,34 +222,12 @@ def _parquet(source: str) -> Iterator[RawRow]:
         raise GuardError(
             "columns of one name", where=source, got=", ".join(repeated), remedy=remedy
         )
+    size, _ = state_of(source)
     read, rows = 0, max(1, file.metadata.num_rows)
     for batch in file.iter_batches(batch_size=PARQUET_ROWS):
         for fields in batch.to_pylist():
             read += 1
-            yield fields, "", size_of(source) * read // rows
-
-
-def _hub(source: str) -> Iterator[RawRow]:
-    for rows in _data_set(source).as_streaming_dataset().values():
-        for fields in rows:
-            yield fields, "", 0
-
-
-def _data_set(source: str) -> DatasetBuilder:
-    """`hub:ORG/NAME` or `hub:ORG/NAME:CONFIGURATION`; a local folder too.
-
-    Raises GuardError where there is none.
-    """
-    # It takes seconds to import, and only this source needs it.
-    from datasets import load_dataset_builder
-
-    path, _, configuration = source.removeprefix(HUB).partition(":")
-    try:
-        return load_dataset_builder(path, configuration or None)
-    except Exception as error:  # of many libraries
-        problem = f"cannot load the data set: {' '.join(str(error).split())}"
-        remedy = "Check the name, your connection, and your access (`hf auth login`)"
-        raise GuardError(problem, where=source, remedy=remedy) from error
+            yield fields, "", size * read // rows
 
 
 READERS: dict[str, Callable[[str], Iterator[RawRow]]] = {

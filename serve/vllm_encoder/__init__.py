@@ -1,5 +1,4 @@
-"""Encoders for vLLM that give out the states of a request's tokens under its own adapter, or the
-logits of its labels.
+"""Encoders for vLLM that give out the states of a request's tokens under its own adapter.
 
 What a rule makes of the states is the caller's: its head stands among the adapter's weights, and
 vLLM leaves it out. vLLM loads this plugin in every one of its processes and calls `register`.
@@ -12,7 +11,6 @@ from __future__ import annotations
 MODELS = {
     "BertForGuarding": "vllm_encoder.bert:BertForGuarding",
     "DebertaForGuarding": "vllm_encoder.deberta:DebertaForGuarding",
-    "GlinerForClassification": "vllm_encoder.gliner:GlinerForClassification",
     "ModernBertForGuarding": "vllm_encoder.modernbert:ModernBertForGuarding",
     "RobertaForGuarding": "vllm_encoder.bert:RobertaForGuarding",
 }

@@ -326,11 +326,7 @@ def test_a_hub_data_set_is_read_once(
         ("pii_leek", (), "Did you mean 'pii_leak'"),
         ("all", ("--data", "own.jsonl"), "--data is the data of one rule"),
         ("pii_leak", ("--train", "7"), "multiple of 4"),
-        (
-            "pii_leak",
-            ("--data", "rows.jsonl", "--train", "400"),
-            "--train is for data",
-        ),
+        ("pii_leak", ("--data", "rows.jsonl", "--train", "400"), "--train is for data"),
         ("pii_leak", ("--data", "lmm"), "Known: generator, llm, FILE, generator+FILE, hub:ORG"),
         ("pii_leak", ("--data", "llm", "--splits", "clean"), "--splits is for rows of your own"),
     ],

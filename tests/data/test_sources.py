@@ -9,13 +9,7 @@ from data.build import build
 from data.generator.generate import Counts
 from data.manifest import load
 from data.rows import SourceRow
-from data.sources import (
-    SOURCES,
-    DataRequest,
-    DataSource,
-    labelled_rows,
-    source_named,
-)
+from data.sources import SOURCES, DataRequest, DataSource, labelled_rows, source_named
 from guard.conversation.example import GENERATOR, SPLITS, Example, read_examples
 from guard.errors import GuardError
 from guard.layout import split_files

@@ -4,14 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from data.splits import (
-    NEAR_DUPLICATE,
-    assign,
-    drop_leaks,
-    near_duplicates,
-    refuse_leaks,
-    shingles,
-)
+from data.splits import NEAR_DUPLICATE, assign, drop_leaks, near_duplicates, refuse_leaks, shingles
 from guard.conversation.example import SPLITS, Example, Message
 from guard.errors import GuardError
 

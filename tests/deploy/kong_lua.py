@@ -142,10 +142,7 @@ def guarded(source: str, answer: Any) -> Any:
 
 
 CLIENT = {"set_timeout": lambda client, ms: None, "request_uri": request_uri}
-MODULES = {
-    "cjson.safe": Cjson().module(),
-    "resty.http": to_lua({"new": lambda: to_lua(CLIENT)}),
-}
+MODULES = {"cjson.safe": Cjson().module(), "resty.http": to_lua({"new": lambda: to_lua(CLIENT)})}
 lua.globals().require = MODULES.__getitem__
 given = json.load(sys.stdin)
 result = {

@@ -106,9 +106,7 @@ def rare(label: int, noise: list[str]) -> list[Message]:
     return [Message("assistant", f"{common} {common} {common} {first}{'xy'[label]}")]
 
 
-def test_parts_of_words_and_rare_ones_tell_by_ngrams_and_strength(
-    monkeypatch: MonkeyPatch,
-) -> None:
+def test_parts_of_words_and_rare_ones_tell_by_ngrams_and_strength(monkeypatch: MonkeyPatch) -> None:
     """C = 100 won on 12 of 15 shipped rules, 1,000 on none: docs/lessons.md."""
     chosen = fitted_on(parts).variant
     assert chosen.ngrams == "words 1-2 and characters 2-5" and chosen.validation_auroc == 1.0

@@ -108,26 +108,17 @@ def test_a_second_run_asks_nothing_unless_it_is_forced(world: World) -> None:
     assert sum(request.adapter is None for request in engine.requests) == 10
 
 
-def test_rules_evaluated_one_after_the_other_make_one_report(world: World) -> None:
-    """Until one is no longer current: it leaves the report, which says so."""
+def test_the_report_is_of_the_rules_that_are_asked_for(world: World) -> None:
     world.add_rule("medical", examples=10)
     world.add_rule("legal", examples=10)
     evaluate(world, "medical")
     engine = ToyEngine(guess_or_read)
     evaluate(world, "legal", engine=engine)
     assert all("legal" in name for name in engine.opened_with[0])
-    one_after_the_other = report_json(world)
-    assert list(one_after_the_other["rules"]) == ["legal", "medical"]
-    evaluate(world)
-    assert report_json(world) == one_after_the_other
-    world.add_rule("medical", examples=12)
-    text = evaluate(world, "legal").as_markdown()
     assert list(report_json(world)["rules"]) == ["legal"]
-    why = "its data, adapters or judge changed since; run `make eval RULE=medical MODEL=toy`"
-    assert f"Left out: medical: {why}" in text
-    assert report_json(world)["left_out"] == [f"medical: {why}"]
-    (world.runs.data("medical") / "test.jsonl").unlink()
-    assert "Left out: medical: " in evaluate(world, "legal").as_markdown()
+    evaluate(world, engine=engine)
+    assert list(report_json(world)["rules"]) == ["legal", "medical"]
+    assert len(engine.opened_with) == 1
 
 
 def test_another_judge_outdates_an_evaluation(world: World, monkeypatch: MonkeyPatch) -> None:
@@ -316,7 +307,6 @@ def test_several_bases_stand_side_by_side(world: World, monkeypatch: MonkeyPatch
     assert list(methods) == [*baselines, "toy/lora", "toy/alora", "second/head"]
     assert methods["toy/lora"] == alone["lora"]
     assert "second head - toy aLoRA: +0.0 points" in text
-    assert "- Left out: legal: evaluated on toy alone" in text
     with pytest.raises(GuardError, match=r"runs/second/legal: not trained"):
         evaluate(world, "legal", engine, [first, second])
     world.add_rule("tax", examples=10)  # on the second base alone

@@ -50,15 +50,10 @@ def test_a_lost_or_torn_evaluation_is_made_again(content: str | None, world: Wor
     evaluation = evaluation_file(world)
     whole = evaluation.read_bytes()
     evaluation.unlink() if content is None else evaluation.write_text(content, encoding="latin-1")
-    torn = stage(world)
-    assert torn.earlier_evaluations(selected=["legal"]) == [] and len(torn.left_out) == 1
-    assert torn.left_out[0].startswith("medical: ")
-    assert torn.left_out[0].endswith("Run `make eval RULE=medical MODEL=toy`")
+    assert [trial.rule.id for trial in stage(world).outdated] == ["medical"]
     assert evaluated(world, "medical").opened_with == []
     assert evaluation.read_bytes() == whole
-    again = stage(world)
-    assert [kept.rule for kept in again.earlier_evaluations(selected=["legal"])] == ["medical"]
-    assert again.left_out == []
+    assert stage(world).outdated == []
 
 
 def test_the_engine_has_the_type_of_kept_answers(world: World, monkeypatch: MonkeyPatch) -> None:

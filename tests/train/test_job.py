@@ -31,7 +31,7 @@ from tests.train.conftest import (
 from train.calibration.validation import validation_metrics
 from train.export import export
 from train.job import LOCK, Job
-from train.methods import TRAINERS, TrainingWork, trainer_of
+from train.methods import TRAINERS, trainer_of
 
 
 def test_all_that_decides_is_fingerprinted_and_nothing_else(
@@ -200,14 +200,3 @@ def test_of_adapters_an_alora_alone_takes_settings_of_a_head(make_job: MakeJob) 
     ):
         with pytest.raises(GuardError, match=told):
             TRAINERS["decoder"][method].check(with_settings(make_job(method), head=head))
-
-
-def test_gliner2_is_trained_without_openings(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
-    asked: list[TrainingWork] = []
-    monkeypatch.setattr("train.encoder.trainer.fit", lambda work: (asked.append(work), [])[1])
-    job = make_job()
-    job = replace(job, rule=job.rule.model_copy(update={"judged": "assistant"}))
-    rows = data(job)
-    assert list(TRAINERS["gliner2"]["lora"].fit([(job, rows)])) == []
-    ((_, read),) = asked[0]
-    assert read is rows

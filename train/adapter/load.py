@@ -102,9 +102,8 @@ def check_quantization(recipe: Recipe, device: torch.device) -> None:
         weights = torch.ones(64, 64, device=device)
         bitsandbytes.functional.quantize_4bit(weights, quant_type=recipe.quantization)
     except (ImportError, RuntimeError, NotImplementedError, AttributeError) as error:
-        raise GuardError(
-            f"this machine cannot train in 4 bits: {error}",
-            where=f"recipe {recipe.name}: quantization",
-            got=recipe.quantization,
-            remedy="Remove the key, or install a build of bitsandbytes for this machine",
-        ) from error
+        problem = f"this machine cannot train in 4 bits: {error}"
+        where = f"recipe {recipe.name}: quantization"
+        got = recipe.quantization
+        remedy = "Remove the key, or install a build of bitsandbytes for this machine"
+        raise GuardError(problem, where=where, got=got, remedy=remedy) from error

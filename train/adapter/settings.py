@@ -53,8 +53,8 @@ POSITIVE = (
 OF_A_METRIC = ("reduce_lr_on_plateau", "greedy")
 LORA_OWNED = {"task_type": None, "alora_invocation_tokens": None, "inference_mode": False}
 # What PEFT calls the model that an adapter of each kind of base makes of it. A token classifier has
-# a head, which PEFT trains and saves with the adapter; GLiNER2's classifier is the base's.
-TASKS: dict[Kind, str | None] = {"decoder": "CAUSAL_LM", "encoder": "TOKEN_CLS", "gliner2": None}
+# a head, which PEFT trains and saves with the adapter.
+TASKS: dict[Kind, str] = {"decoder": "CAUSAL_LM", "encoder": "TOKEN_CLS"}
 
 
 def lora_config(job: Job) -> LoraConfig:
@@ -93,12 +93,10 @@ def trainer_config(job: Job) -> SFTConfig:
         config = SFTConfig(**defaults | job.trainer | owned)
     _check_range(config, where)
     if job.min_steps and config.max_steps > 0:
-        raise GuardError(
-            "training would take max_steps, whatever min_steps says",
-            where=job.where("min_steps"),
-            got=f"{job.min_steps} beside max_steps {config.max_steps}",
-            remedy="Remove one of them",
-        )
+        problem = "training would take max_steps, whatever min_steps says"
+        got = f"{job.min_steps} beside max_steps {config.max_steps}"
+        remedy = "Remove one of them"
+        raise GuardError(problem, where=job.where("min_steps"), got=got, remedy=remedy)
     optimizer_of(config, [torch.nn.Parameter(torch.zeros(1))], 1, where)
     _check_read(job, SFTConfig(**defaults | owned), where)
     if config.fp16 and (_acts_from_suffix(job) or job.recipe.is_encoder):

@@ -15,6 +15,7 @@ from scipy.stats import binomtest, bootstrap, rankdata
 from guard.calibrate import fit_platt, left_out_probabilities
 from guard.verdict import Calibration, expected_calibration_error
 
+RELIABILITY_BINS = 10
 RESAMPLES = 999
 MOST_RESAMPLED = 4_000_000  # rows that are drawn at once: some 200 MB
 
@@ -24,8 +25,8 @@ def validation_metrics(
 ) -> dict[str, Any]:
     """Metrics of calibrated verdicts, with 95 % intervals of independent rows. Wilson's for shares,
     percentile bootstrap within the classes for the AUROC. On the split that chose the threshold
-    they flatter a little: the figures to quote are the test split's, from `make eval`. The ECE
-    is of probabilities that each row got from the other folds.
+    they flatter a little: the figures to quote are the test split's, from `make eval`. ECE and
+    reliability are of probabilities that each row got from the other folds.
     """
     x = np.asarray(logits, dtype=np.float64)
     y = np.asarray(labels)
@@ -42,6 +43,7 @@ def validation_metrics(
         "accuracy_where_confident": _mean((violates == y)[confident]),
         **_auroc_with_interval(x[y == 1], x[y == 0]),
         "ece": round(expected_calibration_error(y.tolist(), left_out.tolist()) or 0.0, 4),
+        "reliability": _reliability(left_out, y),
     }
 
 
@@ -62,6 +64,18 @@ def calibrated_loss(logits: Sequence[float], labels: Sequence[int]) -> float:
     y = np.asarray(labels)
     temperature, bias = fit_platt(x, y)
     return validation_loss(x / temperature + bias, y)
+
+
+def _reliability(p: np.ndarray, y: np.ndarray) -> list[dict[str, Any]]:
+    """Bins of equally many rows by probability. Each has its mean p, the share that violates with
+    its 95 % interval, and its number of rows.
+    """
+    bins: list[dict[str, Any]] = []
+    for rows in np.array_split(np.argsort(p, kind="stable"), min(RELIABILITY_BINS, len(p))):
+        mean_p, violating = round(float(p[rows].mean()), 4), y[rows] == 1
+        share, interval = _mean(violating), _wilson(violating)
+        bins.append({"p": mean_p, "violates": share, "ci95": interval, "n": len(rows)})
+    return bins
 
 
 def _shares(name: str, hits: np.ndarray) -> dict[str, Any]:

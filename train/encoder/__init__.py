@@ -1,1 +1,1 @@
-"""Rules on an encoder: a LoRA with a head of its own or GLiNER2's classifier, or a head alone."""
+"""Rules on an encoder: a LoRA with a head of its own, or a head alone."""

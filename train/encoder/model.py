@@ -138,12 +138,10 @@ def token_classifier(recipe: Recipe, **settings: int) -> PreTrainedModel:
         logging.set_verbosity(verbosity)
     missing = sorted(name for name in loading["missing_keys"] if not name.startswith("classifier."))
     if missing:
-        raise GuardError(
-            f"the base lacks weights of a token classifier: {', '.join(missing[:3])}",
-            where=f"recipe {recipe.name}: base",
-            got=recipe.base,
-            remedy="Name a base that was saved with its prediction head",
-        )
+        problem = f"the base lacks weights of a token classifier: {', '.join(missing[:3])}"
+        got = recipe.base
+        remedy = "Name a base that was saved with its prediction head"
+        raise GuardError(problem, where=f"recipe {recipe.name}: base", got=got, remedy=remedy)
     return cast(PreTrainedModel, model)
 
 

@@ -6,13 +6,14 @@ import functools
 from pathlib import Path
 from typing import Any, cast
 
+from transformers import AutoModelForTokenClassification
 from transformers.utils.hub import cached_file
 
 from guard.errors import GuardError
 from guard.files.strict_json import load_json
 from guard.recipe import Recipe
 from train.adapter.load import check_modules, checked_settings
-from train.encoder.bases import BASES
+from train.encoder.bases import token_classifier_config
 from train.head.fit import check_head as check_head_settings
 from train.job import Job
 
@@ -32,7 +33,7 @@ def check_adapter(job: Job) -> None:
     """
     adapter, _ = checked_settings(job)
     config = _checked_config(job.recipe)
-    check_modules(job, adapter, config, BASES[job.recipe.kind].empty)
+    check_modules(job, adapter, config, AutoModelForTokenClassification.from_config)
 
 
 def check_head(job: Job) -> None:
@@ -45,17 +46,16 @@ def check_head(job: Job) -> None:
 
 def _checked_config(recipe: Recipe) -> Any:
     """The base's configuration. Raises GuardError for a type or a window that is not served."""
-    config = BASES[recipe.kind].config(recipe)
+    config = token_classifier_config(recipe)
     recipe.check_model_type(config.model_type)
     usable = _usable_positions(recipe, config)
     window = recipe.window_tokens
     if window is None or window > usable:
-        raise GuardError(
-            "the encoder has fewer positions than a window has tokens",
-            where=f"recipe {recipe.name}: window_tokens",
-            got=window,
-            remedy=f"At most {usable}",
-        )
+        problem = "the encoder has fewer positions than a window has tokens"
+        where = f"recipe {recipe.name}: window_tokens"
+        got = window
+        remedy = f"At most {usable}"
+        raise GuardError(problem, where=where, got=got, remedy=remedy)
     return config
 
 

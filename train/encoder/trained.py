@@ -23,8 +23,8 @@ from guard.prompt.decoder import Prompt
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.weights.head import WordWeights
 from train.adapter.trained import save_adapter
-from train.encoder.bases import BASES, head_of, set_head
-from train.encoder.model import read, row_spans, span_words
+from train.encoder.bases import head_of, set_head
+from train.encoder.model import read, row_spans, span_words, token_logits
 from train.examples import Rows
 from train.head.fit import fitted_to_own_rows, own_rows_suffice
 from train.head.regression import RowSpans, head_logits, read_rows
@@ -33,7 +33,7 @@ from train.job import Job
 
 @dataclass(frozen=True)
 class TrainedEncoder:
-    """A job's adapter, and its head if it has one, in PEFT's layers on the encoder. `words` are the
+    """A job's adapter and its head in PEFT's layers on the encoder. `words` are the
     word weights beside it. `validation_logits` set the threshold: where the head was fitted to
     validation rows too, they come from the head before that fit.
     """
@@ -47,9 +47,8 @@ class TrainedEncoder:
         """The highest logit of each prompt's counting spans in nats, raw, through plain PEFT."""
         builder = cast(EncoderPromptBuilder, self.job.builder)
         windows = [builder.windows(prompt.token_ids, self.job.reads) for prompt in prompts]
-        base = BASES[self.job.recipe.kind]
         logits: list[float] = []
-        all_span_logits = read(self.model, base.token_logits, builder, windows)
+        all_span_logits = read(self.model, token_logits, builder, windows)
         for prompt_windows, span_logits in zip(windows, all_span_logits, strict=True):
             words = span_words(builder, prompt_windows, self.job.reads)
             logits.append(float((span_logits[:, 0] + self.words.logits(words)).max()))
@@ -65,13 +64,13 @@ class TrainedEncoder:
 
 
 def with_head_of_own_rows(trained: TrainedEncoder, rows: Rows) -> TrainedEncoder:
-    """Fit the head of `trained` to the own rows, in place. Three adapters stay as they are: without
-    a head, with too few own rows, without generated rows. The last fit reads the validation rows
-    too, so the validation logits come from the head before it. Raises GuardError for states that
-    are not finite.
+    """Fit the head of `trained` to the own rows, in place. Two adapters stay as they are: with too
+    few own rows, without generated rows. The last fit reads the validation rows too, so the
+    validation logits come from the head before it. Raises GuardError for states that are not
+    finite.
     """
     job = trained.job
-    if job.recipe.kind != "encoder" or not own_rows_suffice(job, rows):
+    if not own_rows_suffice(job, rows):
         return trained
     reader = functools.partial(adapted_spans, trained)
     base = cast(Any, trained.model.get_base_model())

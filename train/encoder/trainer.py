@@ -1,7 +1,7 @@
-"""Trains a LoRA on an encoder, together with a head of its own where its kind has one (`bases.py`).
+"""Trains a LoRA on an encoder, together with a head of its own (`bases.py`).
 
 The head starts as one fit to all rows on the frozen encoder: a head that is fitted first keeps
-fine-tuning from distorting the base (Kumar et al., 2022). GLiNER2 starts as it is. The head's word
+fine-tuning from distorting the base (Kumar et al., 2022).  The head's word
 weights stay fixed, and the adapter learns what words do not tell. A training row gets the word
 weights of a fit to other rows, because a fit to itself would know it by heart.
 
@@ -47,8 +47,8 @@ from train.adapter.steps import AveragedWeights, EarlyStopping, StepBatches
 from train.adapter.trl import diverged
 from train.batch import BATCH_TOKENS, by_length
 from train.calibration.validation import calibrated_loss
-from train.encoder.bases import BASES, EncoderBase, TrainingStart
-from train.encoder.model import device, read, right_padded, span_means, span_words
+from train.encoder.bases import TrainingStart, training_start
+from train.encoder.model import device, read, right_padded, span_means, span_words, token_logits
 from train.encoder.trained import TrainedEncoder, with_head_of_own_rows
 from train.examples import Row, Rows
 from train.head.fit import HeldOutWords
@@ -83,10 +83,9 @@ class Training:
         self._batches = StepBatches(
             lengths, self._config.per_device_train_batch_size, self._config.seed
         )
-        base = BASES[job.recipe.kind]
-        start = base.start(job, rows)
+        start = training_start(job, rows)
         builder = cast(EncoderPromptBuilder, job.builder)
-        self.objective = Objective(base, builder, job.reads, rows.train, start.held_out)
+        self.objective = Objective(builder, job.reads, rows.train, start.held_out)
         self._words = start.words
         self._start = _comparable(start)
         self._model = _adapted(job, start.base)
@@ -233,7 +232,6 @@ class Objective:
     from a fit that has not seen it.
     """
 
-    base: EncoderBase
     builder: EncoderPromptBuilder
     reads: Reads
     rows: Sequence[Row]
@@ -259,10 +257,10 @@ class Objective:
         self, model: PeftModel, rows: Sequence[int], windows: Sequence[Window]
     ) -> Tensor:
         ids, mask = right_padded(windows, device())
-        batch_token_logits = self.base.token_logits(model, ids, mask)
+        batch_token_logits = token_logits(model, ids, mask)
         logits: list[Tensor] = []
-        for index, token_logits, window in zip(rows, batch_token_logits, windows, strict=True):
-            span_logits = span_means(token_logits, self.builder.spans(window))[:, 0]
+        for index, row_logits, window in zip(rows, batch_token_logits, windows, strict=True):
+            span_logits = span_means(row_logits, self.builder.spans(window))[:, 0]
             word_logits = torch.from_numpy(self._word_logits(index, window)).to(span_logits)
             logits.append((span_logits + word_logits).max())
         labels = torch.tensor([float(self.rows[index].label) for index in rows])
@@ -283,7 +281,7 @@ class Objective:
         for windows in row_windows:
             if len(windows) > 1:
                 to_compare += [[window] for window in windows]
-        span_logits = iter(read(model, self.base.token_logits, self.builder, to_compare))
+        span_logits = iter(read(model, token_logits, self.builder, to_compare))
         highest: list[Window] = []
         for index, windows in zip(batch, row_windows, strict=True):
             best = 0

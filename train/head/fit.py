@@ -258,12 +258,9 @@ def check_fit_settings(job: Job) -> None:
             raise GuardError(f"unknown key '{key}' of a head", where=where, remedy=remedy)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not 0 < value < math.inf:
-            raise GuardError(
-                f"{STRENGTH} must be a positive number",
-                where=where,
-                got=value,
-                remedy="Name a number above 0, or leave it out: then the validation rows choose",
-            )
+            problem = f"{STRENGTH} must be a positive number"
+            remedy = "Name a number above 0, or leave it out: then the validation rows choose"
+            raise GuardError(problem, where=where, got=value, remedy=remedy)
 
 
 def settings_to_try(job: Job, vocabulary: NgramVocabulary) -> list[tuple[float, float]]:

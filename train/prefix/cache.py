@@ -198,12 +198,10 @@ def _keys_and_values(cache: Any) -> list[tuple[Tensor, Tensor]]:
         else:
             shapes.add(None)
     if len(shapes) != 1 or None in shapes:
-        raise GuardError(
-            "this base does not keep the keys and values of every position",
-            got=type(cache).__name__,
-            remedy="Train only methods that act from the whole prompt, such as a LoRA (make train "
-            "RULE=... METHOD=...), or use a base with full attention in every layer",
-        )
+        problem = "this base does not keep the keys and values of every position"
+        remedy = "Train only methods that act from the whole prompt, such as a LoRA (make train "
+        remedy += "RULE=... METHOD=...), or use a base with full attention in every layer"
+        raise GuardError(problem, got=type(cache).__name__, remedy=remedy)
     return pairs
 
 
@@ -279,10 +277,9 @@ def _taken(job: Job, tier: Tier, stated_gib: float | None, free: int) -> int:
         return int(free * FREE_SHARE)
     if stated_gib * GIB > free:
         resource = {"device": "GPU memory", "host": "memory", "disk": "disk space"}[tier]
-        raise GuardError(
-            f"not enough {resource}",
-            where=f"recipe {job.recipe.name}: prefix_cache_gib.{tier}",
-            got=f"{stated_gib:g} GiB, {free / GIB:.1f} free",
-            remedy="Lower it, or free some",
-        )
+        problem = f"not enough {resource}"
+        where = f"recipe {job.recipe.name}: prefix_cache_gib.{tier}"
+        got = f"{stated_gib:g} GiB, {free / GIB:.1f} free"
+        remedy = "Lower it, or free some"
+        raise GuardError(problem, where=where, got=got, remedy=remedy)
     return int(stated_gib * GIB)

@@ -183,12 +183,10 @@ def _lora_layers(adapter: PeftModel, where: str) -> dict[str, LoraLayer]:
             lora_layers[name.removeprefix("base_model.model.")] = module
     for name, layer in lora_layers.items():
         if not isinstance(layer.get_base_layer(), nn.Linear):  # one of 4 bits is one too
-            raise GuardError(
-                "only linear layers can be trained on cached prefixes",
-                where=f"{where}, target_modules",
-                got=f"{name}: {type(layer).__name__}",
-                remedy="Name linear layers, or `all-linear`",
-            )
+            problem = "only linear layers can be trained on cached prefixes"
+            got = f"{name}: {type(layer).__name__}"
+            remedy = "Name linear layers, or `all-linear`"
+            raise GuardError(problem, where=f"{where}, target_modules", got=got, remedy=remedy)
     return lora_layers
 
 

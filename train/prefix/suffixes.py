@@ -213,12 +213,10 @@ class _ToPrefixes(torch.autograd.Function):
 
 
 def _unsuited(got: str) -> GuardError:
-    return GuardError(
-        "this base's attention cannot be given the keys and values of a prefix",
-        got=got,
-        remedy="Train only methods that act from the whole prompt, such as a LoRA (make train "
-        "RULE=... METHOD=...), or use a base with plain attention in transformers' interface",
-    )
+    problem = "this base's attention cannot be given the keys and values of a prefix"
+    remedy = "Train only methods that act from the whole prompt, such as a LoRA (make train "
+    remedy += "RULE=... METHOD=...), or use a base with plain attention in transformers' interface"
+    return GuardError(problem, got=got, remedy=remedy)
 
 
 AttentionInterface.register(ATTENTION, _attend)

@@ -69,7 +69,7 @@ class PromptRequest(NoHiddenWords):
 class ReplyChoice(NoHiddenWords):
     """One of a model's replies."""
 
-    silent_keys: ClassVar[keys.Shapes] = keys.CHOICE
+    silent_keys: ClassVar[keys.Shapes] = keys.MESSAGE
 
     message: ChatMessage
 

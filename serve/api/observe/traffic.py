@@ -5,6 +5,7 @@ Knows nothing of what was checked, and forgets all when the process ends.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -162,7 +163,7 @@ class Traffic:
         name = (rule, version)
         if name not in self._minutes:
             self._minutes[name] = np.zeros((MINUTES, len(counts)), dtype=np.uint32)
-        self._minutes[name][self._minute % MINUTES] += np.array(counts, dtype=np.uint32)
+        self._minutes[name][self._minute % MINUTES] += _row(counts)
 
     def _advance(self) -> None:
         """Empty the minutes that have passed since the last check."""
@@ -171,6 +172,11 @@ class Traffic:
         for ring in self._minutes.values() if len(passed) else ():
             ring[passed] = 0
         self._minute = max(self._minute, now)
+
+
+@functools.cache  # of few that differ: made anew they would take most of the time
+def _row(counts: VersionCounts) -> np.ndarray:
+    return np.array(counts, dtype=np.uint32)
 
 
 def added_up(several: Sequence[Counted]) -> Counted:

@@ -10,10 +10,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from guard.base_files import ENCODER_CONFIG
 from guard.errors import GuardError
 from guard.machine.device import installed_device, missing_for_compiling
 from guard.recipe import DEFAULT_MAX_RANK, Recipe, ServingMemory
@@ -31,7 +29,6 @@ ENCODERS = {
     "roberta": "RobertaForGuarding",
     "xlm-roberta": "RobertaForGuarding",
 }
-GLINER2 = "GlinerForClassification"  # of serve/vllm_encoder too
 # GPU memory beside weights, slots, keys and values: activations, captured graphs, kernels. An
 # engine of Qwen3-4B's shape on an H100, with steps of 16,384 tokens and no graphs, took 3.1 GiB.
 WORKSPACE_BYTES = 4 * GIB
@@ -88,22 +85,6 @@ def encoder_args(recipe: Recipe, overrides: Mapping[str, Any]) -> dict[str, Any]
     config = AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit)
     recipe.check_model_type(config.model_type)
     return _window_args(recipe, overrides, ENCODERS[config.model_type])
-
-
-def gliner2_args(recipe: Recipe, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """As `encoder_args`, of a GLiNER2: vLLM reads its encoder's configuration."""
-    from transformers import AutoConfig
-    from transformers.utils.hub import cached_file
-
-    try:
-        path = cached_file(recipe.base_path, ENCODER_CONFIG, revision=recipe.commit)
-    except OSError as error:
-        problem, where = f"the base is no GLiNER2: {error}", f"recipe {recipe.name}: base"
-        remedy = "Name a checkpoint of gliner2's span architecture"
-        raise GuardError(problem, where=where, got=recipe.base, remedy=remedy) from error
-    folder = str(Path(str(path)).parent)
-    recipe.check_model_type(AutoConfig.from_pretrained(folder).model_type)
-    return {"hf_config_path": folder} | _window_args(recipe, overrides, GLINER2)
 
 
 def _window_args(recipe: Recipe, overrides: Mapping[str, Any], architecture: str) -> dict[str, Any]:

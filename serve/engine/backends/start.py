@@ -7,11 +7,10 @@ from typing import Any, TypeAlias
 
 from guard.prompt.decoder import PromptBuilder
 from guard.prompt.encoder import EncoderPromptBuilder
-from guard.prompt.gliner2 import Gliner2PromptBuilder
 from guard.recipe import Kind, Recipe
 from serve.engine.adapter import ServableAdapter
 from serve.engine.backend import Backend
-from serve.engine.backends.arguments import encoder_args, engine_args, gliner2_args
+from serve.engine.backends.arguments import encoder_args, engine_args
 
 Adapters: TypeAlias = Sequence[ServableAdapter]
 Overrides: TypeAlias = Mapping[str, Any]
@@ -40,18 +39,7 @@ def _start_encoder(
     return EncoderBackend(args, prompts, recipe.context_tokens)
 
 
-def _start_gliner2(
-    recipe: Recipe, adapters: Adapters, overrides: Overrides, prompts: PromptBuilder
-) -> Backend:
-    args = gliner2_args(recipe, overrides)
-    from serve.engine.backends.gliner2 import Gliner2Backend  # imports vLLM
-
-    assert isinstance(prompts, Gliner2PromptBuilder)
-    return Gliner2Backend(args, prompts, recipe.context_tokens)
-
-
 STARTS: dict[Kind, StartBackend] = {
     "decoder": _start_decoder,
     "encoder": _start_encoder,
-    "gliner2": _start_gliner2,
 }

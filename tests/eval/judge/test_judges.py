@@ -1,24 +1,18 @@
 from __future__ import annotations
 
 import pytest
-from pytest import MonkeyPatch
 
 from eval.judge.endpoint import EndpointJudge
-from eval.judge.judges import JUDGES, BareBase, NoJudge, endpoint_judge, judge_from, judge_on
+from eval.judge.judges import BareBase, NoJudge, judge_from, judge_on
 from guard.errors import GuardError
 from guard.recipe import load_recipe
 
 SET = {"JUDGE_BASE_URL": "http://x", "JUDGE_MODEL": "m"}
 
 
-def test_the_first_described_judges_and_another_is_one_entry(monkeypatch: MonkeyPatch) -> None:
-    environment = {"PATH": "/bin", "JUDGE_API_KEY": "left over"}
-    assert endpoint_judge(environment) is None
-    assert isinstance(judge_from(environment), BareBase)
+def test_an_endpoint_that_is_described_judges_and_else_the_base() -> None:
+    assert isinstance(judge_from({"PATH": "/bin", "JUDGE_API_KEY": "left over"}), BareBase)
     assert isinstance(judge_from(SET), EndpointJudge)
-    mine = EndpointJudge("http://mine", "m")
-    monkeypatch.setattr("eval.judge.judges.JUDGES", {"mine": lambda environment: mine} | JUDGES)
-    assert judge_from(SET) is mine
 
 
 def test_settings_are_read_from_the_environment() -> None:

@@ -6,11 +6,7 @@ import pytest
 
 from eval.evaluation import Evaluation
 from eval.judge.answer import JudgeRecord
-from eval.report.report import (
-    Report,
-    notes,
-    side_by_side,
-)
+from eval.report.report import Report, notes, side_by_side
 from guard.errors import GuardError
 from tests.eval.conftest import World
 from tests.eval.test_evaluation import evaluated

@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from guard.errors import GuardError
 from serve.plan.report import PlanReport, build
-from serve.plan.run import main, replaced_keys
+from serve.plan.run import main
 from tests.serve.plan.on_paper import calibrated, figures, plan
 
 SEVERAL = {"rate": 20.0, "lengths": [100, 300], "rules_a_check": [4, 8], "rules": 20}
@@ -47,21 +48,21 @@ def test_loras_cost_a_prefill_a_rule(tmp_path: Path) -> None:
     assert PlanReport.model_validate_json(path.read_text(encoding="utf-8")) == built
 
 
-def test_values_are_numbers_lists_and_words() -> None:
-    words = ["traffic.rate=5", "traffic.rules_a_check=[1, 2]", "name=a=b"]
-    values = {"traffic.rate": 5, "traffic.rules_a_check": [1, 2], "name": "a=b"}
-    assert replaced_keys(words) == values
-    for word in ("rate", "=5"):
-        with pytest.raises(GuardError, match="not a key of the plan with its value"):
-            replaced_keys([word])
-
-
 def test_a_plan_is_printed_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calibrated(tmp_path)
-    small = "traffic.rate=5 traffic.rules_a_check=[1,2] traffic.rules=3 checks=100 p95_ms=900"
-    monkeypatch.setattr(sys, "argv", ["run", "--runs", str(tmp_path), *small.split()])
+    traffic = {"rate": 5.0, "rules_a_check": [1, 2], "rules": 3}
+    small = {
+        "name": "small",
+        "traffic": traffic,
+        "checks": 100,
+        "p95_ms": 900,
+        "price_an_hour": 0.1,
+    }
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(small), encoding="utf-8")
+    named = ["--runs", str(tmp_path), "--plan", str(tmp_path / "small.yaml")]
+    monkeypatch.setattr(sys, "argv", ["run", *named])
     main()
     printed = capsys.readouterr().out
     for line in (

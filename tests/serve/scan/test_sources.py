@@ -15,7 +15,7 @@ import pytest
 from guard.conversation.example import Message
 from guard.errors import GuardError
 from serve.scan import sources
-from serve.scan.sources import find_sources, names_of, read_source, size_of, state_of
+from serve.scan.sources import find_sources, names_of, read_source, state_of
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -38,10 +38,7 @@ def test_patterns_folders_and_names_are_files_in_order_each_once(tmp_path: Path)
     parquet = write_parquet(tmp_path / "a.parquet", {"text": "Hi"})
     found = find_sources([str(tmp_path / "b"), str(tmp_path / "*.parquet"), paths["b/2.jsonl"]])
     assert found == [paths["b/1.jsonl.gz"], paths["b/2.jsonl"], parquet]
-    assert find_sources([str(tmp_path / "**/2.jsonl"), "hub:org/name"]) == [
-        paths["b/2.jsonl"],
-        "hub:org/name",
-    ]
+    assert find_sources([str(tmp_path / "**/2.jsonl")]) == [paths["b/2.jsonl"]]
     spelt_twice = [paths["b/2.jsonl"], f"{tmp_path}/b/../b/*.jsonl"]
     assert find_sources(spelt_twice) == [paths["b/2.jsonl"]]
 
@@ -152,13 +149,10 @@ def test_a_file_that_is_cut_off_or_damaged_is_named(
     page = pyarrow.parquet.read_metadata(parquet).row_group(1).column(0).dictionary_page_offset
     content = parquet.read_bytes()
     parquet.write_bytes(content[:page] + bytes(20) + content[page + 20 :])
-    write_lines(tmp_path / "set" / "train-0.jsonl", texts[0])
-    (tmp_path / "set" / "train-1.jsonl").write_text("{broken")
-    for source in (str(parquet), f"hub:{tmp_path / 'set'}"):
-        rows = read_source(source)
-        assert next(rows).messages == (Message("user", "first"),)
-        with pytest.raises(GuardError, match=f"{source}: not readable"):
-            next(rows)
+    rows = read_source(str(parquet))
+    assert next(rows).messages == (Message("user", "first"),)
+    with pytest.raises(GuardError, match=f"{parquet}: not readable"):
+        next(rows)
     damaged = bytearray(gzip.compress(b'{"text": "Hi"}\n' * 5000))
     damaged[12:30] = bytes(18)
     (tmp_path / "rows.jsonl.gz").write_bytes(damaged)
@@ -166,22 +160,12 @@ def test_a_file_that_is_cut_off_or_damaged_is_named(
         list(read_source(str(tmp_path / "rows.jsonl.gz")))
 
 
-def test_a_data_set_is_streamed_and_a_source_that_has_changed_has_another_state(
-    tmp_path: Path,
-) -> None:
-    file = write_lines(tmp_path / "set" / "train.jsonl", {"text": "one"}, {"text": "two"})
-    data_set = f"hub:{tmp_path / 'set'}"
-    assert [row.messages[0].content for row in read_source(data_set)] == ["one", "two"]
-    before = {source: state_of(source) for source in (file, data_set)}
-    assert before == {source: state_of(source) for source in before}
-    assert before[data_set][0] == 0 and before[file][0] == size_of(file)
-    write_lines(Path(file), {"text": "three"})
+def test_a_source_that_has_changed_has_another_state(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "train.jsonl", {"text": "one"}, {"text": "two"})
+    before = state_of(file)
+    assert before == state_of(file)
     os.utime(file, ns=(0, 0))
-    for source, state in before.items():
-        assert state_of(source) != state
-    for read in (state_of, lambda source: list(read_source(source))):
-        with pytest.raises(GuardError, match="cannot load the data set"):
-            read(f"hub:{tmp_path / 'nothing'}")
+    assert state_of(file) != before
 
 
 @pytest.mark.parametrize(

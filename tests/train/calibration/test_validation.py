@@ -26,7 +26,12 @@ def test_what_the_probabilities_are_worth_is_measured_on_rows_that_were_not_fitt
     fitted = expected_calibration_error(few_labels, [found.p_violation(logit) for logit in few])
     assert validation_metrics(few, few_labels, found)["ece"] != pytest.approx(fitted, abs=0.01)
     logits, labels = sample(0.0)
-    assert validation_metrics(logits, labels, calibrate(logits, labels))["ece"] < 0.03
+    metrics = validation_metrics(logits, labels, calibrate(logits, labels))
+    assert metrics["ece"] < 0.03
+    bins = metrics["reliability"]
+    assert [one["n"] for one in bins] == [200] * 10
+    assert all(one["ci95"][0] - 0.02 <= one["p"] <= one["ci95"][1] + 0.02 for one in bins)
+    assert bins[0]["violates"] < 0.1 < 0.9 < bins[-1]["violates"]
 
 
 def test_metrics_of_a_hand_made_split() -> None:

@@ -33,7 +33,7 @@ from tests.train.conftest import (
 )
 from train.adapter.steps import EarlyStopping
 from train.calibration.validation import calibrated_loss, validation_loss
-from train.encoder.bases import BASES
+from train.encoder.bases import training_start
 from train.encoder.model import reader_of, token_logits
 from train.encoder.trained import TrainedEncoder
 from train.encoder.trainer import (
@@ -96,10 +96,10 @@ def test_words_of_a_training_row_are_of_other_groups(make_encoder_job: MakeEncod
     job = make_encoder_job()
     rows = data(job)
     pairs = [replace(row, group=f"pair {index // 2}") for index, row in enumerate(rows.train)]
-    start = BASES["encoder"].start(job, replace(rows, train=tuple(pairs)))
+    start = training_start(job, replace(rows, train=tuple(pairs)))
     other = job.builder.build([Message("user", "zebra quartz zebra quartz")], "")
     pairs[4] = replace(pairs[4], prompt=other)
-    of_changed = BASES["encoder"].start(job, replace(rows, train=tuple(pairs)))
+    of_changed = training_start(job, replace(rows, train=tuple(pairs)))
     for index in (4, 5):  # a pair
         assert same(start.held_out[index].words, of_changed.held_out[index].words)
     assert not same(start.words, of_changed.words)
@@ -117,7 +117,7 @@ def test_few_groups_make_few_folds(make_encoder_job: MakeEncoderJob) -> None:
     rows = data(job)
     for groups, folds in ((1, 0), (2, 2), (3, 3)):
         few = [replace(row, group=f"{index // 2 % groups}") for index, row in enumerate(rows.train)]
-        start = BASES["encoder"].start(job, replace(rows, train=tuple(few)))
+        start = training_start(job, replace(rows, train=tuple(few)))
         assert len({id(words) for words, _ in start.held_out if words}) == folds
 
 

@@ -29,11 +29,9 @@ from serve.engine.backends.arguments import (
     Sizes,
     encoder_args,
     engine_args,
-    gliner2_args,
     shared_out,
     sizes_of,
 )
-from tests.gliner2_toy import gliner2_recipe, save_base
 from tests.serve.cards import recipe
 from tests.serve.guarded import save_adapter
 
@@ -252,17 +250,6 @@ def test_host_memory_beside_a_gpu_is_counted_as_it_is_pinned() -> None:
     assert sizes.host_adapter == config.num_hidden_layers * sum(pinned) > sizes.adapter
     shared = shared_out(ServingMemory(host_gib=0.01), sizes, 10**6, CONTEXT)
     assert shared["max_cpu_loras"] * sizes.host_adapter <= 0.01 * GIB
-
-
-def test_a_base_that_is_no_gliner2_or_has_another_encoder_is_refused(tmp_path: Path) -> None:
-    toy = gliner2_recipe(save_base(tmp_path))
-    config = tmp_path / "encoder_config" / "config.json"
-    config.write_text(json.dumps({"model_type": "bert"}))
-    with pytest.raises(GuardError, match=r"got bert.*Use one of deberta-v2"):
-        gliner2_args(toy, {})
-    config.unlink()
-    with pytest.raises(GuardError, match="the base is no GLiNER2"):
-        gliner2_args(toy, {})
 
 
 READ_BY_VLLM = {
