@@ -91,7 +91,7 @@ class FleetBench(Benchmark[FleetCell]):
 
     name = "fleet"
     summary = "1 to 128 adapters in turn and 1,024 by Zipf's law, one a request, beside PEFT"
-    duration = "75 min, --quick 2"
+    duration = "45 min, --quick 2"
     line = "server"
     columns = (
         Column("", "method"),
