@@ -116,12 +116,9 @@ def code_files() -> list[Path]:
     return [*data, *(ROOT / "guard" / name for name in RENDERING)]
 
 
-def has_splits(folder: Path) -> bool:
-    return all((folder / f"{split}.jsonl").is_file() for split in SPLITS)
-
-
 def _is_whole(folder: Path) -> bool:
-    return has_splits(folder) and (folder / "manifest.json").is_file()
+    names = [*(f"{split}.jsonl" for split in SPLITS), "manifest.json"]
+    return all((folder / name).is_file() for name in names)
 
 
 def write_splits(folder: Path, examples: list[Example]) -> dict[str, str]:

@@ -230,10 +230,8 @@ def _contradictions(parsed: list[Parsed]) -> Iterator[tuple[str, GuardError]]:
     for row in parsed:
         first = first_with.setdefault(row.example.messages, row)
         if first.example.label != row.example.label:
-            problem = (
-                f"label {row.example.label}, but the same conversation has label "
-                f"{first.example.label} in {first.where}"
-            )
+            problem = f"label {row.example.label}, but the same conversation has label "
+            problem += f"{first.example.label} in {first.where}"
             yield row.where, BadRow(problem)
 
 

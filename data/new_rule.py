@@ -68,7 +68,10 @@ def new_rule(
     path = rules / f"{name}.yaml"
     policy = " ".join(policy.split())
     _check_name(name, path)
-    _check_policy(policy)
+    if not 10 <= len(policy) <= 140:
+        problem = "the policy is one sentence of 10 to 140 characters; the file has room for more"
+        remedy = 'For example POLICY="never promise a delivery date"'
+        raise GuardError(problem, got=f"{len(policy)}: {policy}", remedy=remedy)
     drafted = _by_llm(endpoint, policy, judged) if endpoint else _by_hand(policy, judged)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as part:
@@ -91,13 +94,6 @@ def _check_name(name: str, path: Path) -> None:
         remedy = "Edit it, delete it, or take another name"
         problem = "a rule of this name already exists"
         raise GuardError(problem, where=own_or_shipped(path), remedy=remedy)
-
-
-def _check_policy(policy: str) -> None:
-    if not 10 <= len(policy) <= 140:
-        problem = "the policy is one sentence of 10 to 140 characters; the file has room for more"
-        remedy = 'For example POLICY="never promise a delivery date"'
-        raise GuardError(problem, got=f"{len(policy)}: {policy}", remedy=remedy)
 
 
 def _by_hand(policy: str, judged: Judged) -> RuleDraft:
@@ -129,10 +125,8 @@ def _by_llm(endpoint: Endpoint, policy: str, judged: Judged) -> RuleDraft:
 
 async def _ask(endpoint: Endpoint, policy: str, judged: Judged) -> Completion:
     system = "You write content policies that different readers apply in the same way."
-    task = (
-        f"Policy: {policy}\nWhose words are judged: {judged}.\n\n"
-        f"Write it out as one JSON object:\n{RULE_FORM}"
-    )
+    task = f"Policy: {policy}\nWhose words are judged: {judged}.\n\n"
+    task += f"Write it out as one JSON object:\n{RULE_FORM}"
     messages = [{"role": "system", "content": system}, {"role": "user", "content": task}]
     async with endpoint.client() as client:
         return await endpoint.complete(client, messages, "a new rule")

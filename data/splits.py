@@ -108,9 +108,8 @@ def refuse_leaks(examples: Sequence[Example]) -> None:
         return
     named = []
     for pair in pairs[:NAMED]:
-        places = [
-            f"{row.id} ({row.split})" for row in (examples[pair.first], examples[pair.second])
-        ]
+        rows = (examples[pair.first], examples[pair.second])
+        places = [f"{row.id} ({row.split})" for row in rows]
         named.append(f"{' and '.join(places)}: {pair.similarity:.2f}")
     problem = f"{len(pairs)} near duplicates across splits (similarity {NEAR_DUPLICATE} or more)"
     remedy = "Remove one of each pair, or use SPLITS=clean or SPLITS=new"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
+from sklearn.metrics import roc_auc_score, roc_curve
 
 from guard.errors import GuardError
 from guard.files.yaml_file import Strict
@@ -39,20 +39,10 @@ def auroc(labels: ArrayLike, logits: ArrayLike) -> float | None:
     return float(roc_auc_score(labels, logits))
 
 
-def auprc(labels: ArrayLike, logits: ArrayLike) -> float | None:
-    """Average precision, not interpolated. None where the labels are all the same."""
-    if not has_both(labels):
-        return None
-    return float(average_precision_score(labels, logits))
-
-
-def recall_at_fpr(labels: ArrayLike, logits: ArrayLike, max_fpr: float = 0.01) -> float | None:
-    """The largest recall of any threshold whose false-positive rate is at most `max_fpr`. None
-    where the labels are all the same. With fewer than `1 / max_fpr` examples that do not violate,
-    this is the recall without any false positive.
+def recall_at_fpr(labels: ArrayLike, logits: ArrayLike, max_fpr: float = 0.01) -> float:
+    """The largest recall of any threshold whose false-positive rate is at most `max_fpr`. With
+    fewer than `1 / max_fpr` examples that do not violate: the recall without any false positive.
     """
-    if not has_both(labels):
-        return None
     # sklearn's default drops points on straight stretches of the curve, and the one just below
     # `max_fpr` may be among them
     false_positive_rate, recall, _ = roc_curve(labels, logits, drop_intermediate=False)

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Literal, get_args
 
 import numpy as np
-from sklearn.metrics import f1_score
+from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
 
 from data.generator.dimensions import Difficulty
 from eval import metrics
@@ -38,12 +38,14 @@ class Metric:
     in_strata: bool = False
 
 
-def _ranked(measure: Callable[[np.ndarray, np.ndarray], float | None]) -> Measure:
-    """The measure of the labels and logits of the examples that have a logit."""
+def _ranked(measure: Callable[[np.ndarray, np.ndarray], float]) -> Measure:
+    """The measure of labels and logits of the examples with a logit; None without both labels."""
 
     def measure_ranked(scored: Scored) -> float | None:
         ranked = scored.part(~np.isnan(scored.logits))
-        return measure(ranked.labels, ranked.logits)
+        if not metrics.has_both(ranked.labels):
+            return None
+        return float(measure(ranked.labels, ranked.logits))
 
     return measure_ranked
 
@@ -76,8 +78,8 @@ def _flagged(label: int) -> Measure:
 # JSON.
 METRICS: dict[str, Metric] = {
     "f1": Metric("F1", _f1),
-    "auroc": Metric("AUROC", _ranked(metrics.auroc), in_strata=True),
-    "auprc": Metric("AUPRC", _ranked(metrics.auprc)),
+    "auroc": Metric("AUROC", _ranked(roc_auc_score), in_strata=True),
+    "auprc": Metric("AUPRC", _ranked(average_precision_score)),
     "recall_at_fpr1": Metric("recall at 1 % FPR", _ranked(metrics.recall_at_fpr)),
     "ece": Metric("ECE", _ece, in_strata=True),
     "false_positive_rate": Metric("false-positive rate", _flagged(0), "threshold", in_strata=True),

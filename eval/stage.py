@@ -57,7 +57,9 @@ class Stage:
         """Find the trials; `force`: all are outdated. Raises GuardError for bad inputs."""
         for name in rule_names(self.selection, self.rules):
             try:
-                self.trials.append(self._trial(name, seeds))
+                revision, rules = self._base_revision, self.rules
+                trial = load_trial(self.runs, self.recipe, revision, name, seeds=seeds, rules=rules)
+                self.trials.append(trial)
             except GuardError as error:
                 if self.selection != "all":
                     raise
@@ -109,10 +111,6 @@ class Stage:
             mark_current(rule.trial.folder, self._inputs(rule.trial))
         for name, problem in errors.items():
             self.leave_out(name, problem)
-
-    def _trial(self, name: str, seeds: Sequence[int] | None) -> Trial:
-        revision = self._base_revision
-        return load_trial(self.runs, self.recipe, revision, name, seeds=seeds, rules=self.rules)
 
     def _inputs(self, trial: Trial) -> str:
         return fingerprint(trial.inputs, self.judge.identity, answering_code(), running_code(CODE))

@@ -27,7 +27,7 @@ from guard.conversation.example import Example, read_examples
 from guard.errors import GuardError, exits_cleanly
 from guard.files.atomic import save_figures
 from guard.files.yaml_file import Strict
-from guard.layout import Runs, fingerprint, read_splits, split_files
+from guard.layout import fingerprint, read_splits, split_files
 from guard.machine.provenance import provenance
 from guard.method import METHODS
 from guard.recipe import Recipe
@@ -105,15 +105,11 @@ class StudyReport(Strict):
             rows.append([name, *map(str, figures)])
         table = markdown_table([label, *(f"{size:,}" for size in self.study.sizes)], rows)
         bold = "Bold: the interval of the paired difference excludes 0."
-        return "\n".join([self._heading(), "", table, "", bold])
-
-    def _heading(self) -> str:
         seeds = len(self.study.of_size(self.study.sizes[0]))
-        return (
-            f"{self.study.rule} on {self.model}, {short_name(self.study.data)}. AUROC with 95 % "
-            f"intervals, bootstrap over rows' groups and {seeds} seeds. "
-            f"Test rows: {self.tested:,} ({self.violating:,} violate)."
-        )
+        heading = f"{self.study.rule} on {self.model}, {short_name(self.study.data)}. AUROC with "
+        heading += f"95 % intervals, bootstrap over rows' groups and {seeds} seeds. "
+        heading += f"Test rows: {self.tested:,} ({self.violating:,} violate)."
+        return "\n".join([heading, "", table, "", bold])
 
     def save(self, path: Path) -> None:
         """Write `path`, and the Markdown beside it, each whole or not at all."""
@@ -178,7 +174,9 @@ def study_logits(folder: Path, study: Study, recipes: Sequence[Recipe], rule: Ru
             for method, name in names.items():
                 by_point[point, name] = _kept_logits(required, point, method)
     for point in tqdm(study.points, desc="bag of words", unit="point", leave=False):
-        by_point[point, BAG_OF_WORDS] = _bag_logits(point_runs(folder, point), rule, tests)
+        splits = read_splits(point_runs(folder, point).data(rule.id))
+        words = fit_bag_of_words(splits["train"], splits["validation"], rule.reads)
+        by_point[point, BAG_OF_WORDS] = words.logits(tests)
     logits: Logits = {}
     for rows in study.sizes:
         for name in contenders:
@@ -204,12 +202,6 @@ def _kept_logits(required: TrialRequirements, point: StudyPoint, method: str) ->
         remedy = "Run the study's command again: it trains what is missing"
         raise GuardError(error.problem, where=error.where, got=error.got, remedy=remedy) from error
     return [weights.reference_logits[row.id] for row in required.examples]
-
-
-def _bag_logits(runs: Runs, rule: Rule, tests: Sequence[Example]) -> list[float]:
-    """The baseline's logits, fitted on the point's own rows."""
-    splits = read_splits(runs.data(rule.id))
-    return fit_bag_of_words(splits["train"], splits["validation"], rule.reads).logits(tests)
 
 
 @exits_cleanly

@@ -56,6 +56,7 @@ class Ledger:
     verdicts: Counter[str] = field(default_factory=Counter)  # by rule and version
     described: set[str] = field(default_factory=set)
     cut_off: list[str] = field(default_factory=list)
+    begins: int = 1  # the number of the first
     end: ChainEnd | None = None
     _doubtful: str = ""  # where the last line that is not whole stands, until the next receipt
 
@@ -95,6 +96,7 @@ class Ledger:
 
     def _check_place(self, receipt: Receipt, where: str) -> None:
         if self.end is None:
+            self.begins = receipt.end.number
             return
         missing = receipt.end.number - self.end.number - 1
         if receipt.content["previous"] == self.end.hash and not missing:
@@ -124,6 +126,8 @@ class Ledger:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(self.kinds.items()))
         lines = [f"{self.kinds.total():,} lines hold: {kinds or 'none'}"]
         lines += [f"{where}: cut off, and no answer was given" for where in self.cut_off]
+        if self.begins > 1:
+            lines.append(f"begins at number {self.begins}: the lines before it are not here")
         if self.end is not None:
             lines.append(f"from {self.times[0]} to {self.times[1]}")
             lines += [f"{count:,} verdicts of {name}" for name, count in self.verdicts.items()]

@@ -130,10 +130,8 @@ def _check_finite(job: Job, rows: Sequence[Row], logits: Sequence[float]) -> Non
     pairs = zip(rows, logits, strict=True)
     broken = [row for row, logit in pairs if not math.isfinite(logit)]
     if broken:
-        remedy = (
-            "Set the recipe's dtype to bfloat16 or float32, or lower its learning rate: "
-            "training may have diverged"
-        )
+        remedy = "Set the recipe's dtype to bfloat16 or float32, or lower its learning rate: "
+        remedy += "training may have diverged"
         problem = "verdict logits are not finite"
         where = f"{broken[0].split} row {broken[0].id}"
         got = f"{len(broken)} of {len(rows)} rows in {job.recipe.dtype}"

@@ -224,9 +224,8 @@ class PaidEndpoint:
         statistics.calls += 1
         statistics.prompt_tokens += answer.prompt_tokens or 0
         statistics.completion_tokens += answer.completion_tokens or 0
-        statistics.cost_usd = self.endpoint.cost_usd(
-            statistics.prompt_tokens, statistics.completion_tokens
-        )
+        tokens = (statistics.prompt_tokens, statistics.completion_tokens)
+        statistics.cost_usd = self.endpoint.cost_usd(*tokens)
 
     def _stay_within_budget(self) -> None:
         if self.budget_usd is not None and self._spent_usd >= self.budget_usd:

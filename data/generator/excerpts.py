@@ -117,7 +117,8 @@ class ExcerptWriter:
             rng = random.Random(f"{key}/{index}")
             template = grammar.resolve(text, rng).replace(HOLE, filling)
             register = EXCERPT_REGISTERS[registers.get(speaker, "as_written")]
-            messages.append(Message(speaker, register(_marked(bindings.fill(template)), rng)))
+            filled = re.sub(r" *¶ *", "\n", bindings.fill(template)).replace("¦", "|")
+            messages.append(Message(speaker, register(filled, rng)))
         return tuple(messages)
 
     def _meta(self, name: str, label: int, core: str, filling: str, layout: str) -> dict[str, Any]:
@@ -163,7 +164,3 @@ def _with_value_of(label: int, filling: str, rng: random.Random) -> str:
 def right(filling: str) -> str:
     """A filling with the layout's values alone: each `{land.?}` is `{land}`."""
     return RIGHT_OR_WRONG.sub(r"{\1}", filling)
-
-
-def _marked(text: str) -> str:
-    return re.sub(r" *¶ *", "\n", text).replace("¦", "|")

@@ -65,11 +65,10 @@ def generate(
             write, key = plans[number]
             examples[2 * number : 2 * number + 2] = write(f"{key}~{attempt}")
     if clashing := _clashing_groups(examples):
-        raise GuardError(
-            f"{len(clashing)} conversations are still near duplicates after {REWRITES} attempts",
-            where=f"data/generator/phrases/{corpus.rule.id}.yaml",
-            remedy="Ask for fewer examples, or add cores and slot values",
-        )
+        after = f"still near duplicates after {REWRITES} attempts"
+        where = f"data/generator/phrases/{corpus.rule.id}.yaml"
+        remedy = "Ask for fewer examples, or add cores and slot values"
+        raise GuardError(f"{len(clashing)} conversations are {after}", where=where, remedy=remedy)
     return examples
 
 

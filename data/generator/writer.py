@@ -32,7 +32,6 @@ WORDINGS = 8  # tries for a pair of targets whose lengths agree and fit
 # Tokens by which the two targets of a pair may differ before another wording is tried.
 CLOSE_ENOUGH = 3
 
-
 Targets = tuple[Exchange, Exchange]  # in which a group's conversations differ: violating, allowed
 
 

@@ -28,7 +28,7 @@ def quality_table(report: Report) -> str:
         for contender in report.contenders:
             quality = evaluation.methods[contender]
             accuracy = accuracy_cell(quality.accuracy, quality.accuracy_ci95, quality.accuracy_sd)
-            cells = _metric_cells(quality.metrics, {"auroc": quality.auroc_ci95})
+            cells = _cells("quality", quality.metrics, {"auroc": quality.auroc_ci95})
             above_words = _gain_cell(quality.auroc_minus_bag_of_words)
             rows.append([rule, label_of(contender), accuracy, *cells, above_words])
             rule = ""
@@ -37,16 +37,20 @@ def quality_table(report: Report) -> str:
         for contender in report.contenders:
             mean = report.mean(contender)
             accuracy = accuracy_cell(mean.accuracy, None, mean.accuracy_sd)
-            rows.append([rule, label_of(contender), accuracy, *_metric_cells(mean.metrics), ""])
+            rows.append([rule, label_of(contender), accuracy, *_cells("quality", mean.metrics), ""])
             rule = ""
     return markdown_table(head, rows)
 
 
-def _metric_cells(
-    measured: Mapping[str, float | None], intervals: Mapping[str, Interval | None] = NO_INTERVALS
+def _cells(
+    table: str,
+    measured: Mapping[str, float | None],
+    intervals: Mapping[str, Interval | None] = NO_INTERVALS,
 ) -> list[str]:
-    names = [name for name, metric in METRICS.items() if metric.table == "quality"]
-    return [three_digits(measured[name], intervals.get(name)) for name in names]
+    """The figures of a table: of the quality with three digits, at the threshold in percent."""
+    cell = {"quality": three_digits, "threshold": percent_cell}[table]
+    names = [name for name, metric in METRICS.items() if metric.table == table]
+    return [cell(measured.get(name), intervals.get(name)) for name in names]
 
 
 def _gain_cell(gain: Difference | None) -> str:
@@ -72,21 +76,14 @@ def threshold_table(report: Report) -> str:
                 "false_positive_rate": quality.false_positive_rate_ci95,
                 "recall": quality.recall_ci95,
             }
-            cells = _threshold_cells(quality.metrics, intervals)
+            cells = _cells("threshold", quality.metrics, intervals)
             rows.append([evaluation.rule, label_of(contender), stated, *cells])
             own_rows = quality.strata.get(REAL)
             if own_rows is not None and own_rows.n < quality.n:
-                cells = _threshold_cells(own_rows.metrics)
+                cells = _cells("threshold", own_rows.metrics)
                 label = f"{label_of(contender)}, {own_rows.n} own rows"
                 rows.append([evaluation.rule, label, stated, *cells])
     return markdown_table(head, rows)
-
-
-def _threshold_cells(
-    measured: Mapping[str, float | None], intervals: Mapping[str, Interval | None] = NO_INTERVALS
-) -> list[str]:
-    names = [name for name, metric in METRICS.items() if metric.table == "threshold"]
-    return [percent_cell(measured.get(name), intervals.get(name)) for name in names]
 
 
 def strata_table(report: Report) -> str:

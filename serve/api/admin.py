@@ -1,12 +1,4 @@
-"""What admins ask, each by its role.
-
-    GET    /admin/rules                   the versions that judge, and their modes
-    GET    /admin/rules/{rule}            all versions of a rule, and who decided what about them
-    POST   /admin/rules/{rule}/publish    make a version the champion
-    POST   /admin/rules/{rule}/rollback   make an earlier one the champion again
-    POST   /admin/rules/{rule}/mode       set the mode of a version
-    POST   /admin/rules/{rule}            serve it by its champion of now; also a new rule
-    DELETE /admin/rules/{rule}            serve it no longer
+"""What admins ask of the rules that are served and of their versions, each by its role.
 
 Viewers read, publishers change. What is decided is recorded under their name and served at once;
 where it cannot be served, that is recorded, and all is as before.

@@ -8,10 +8,9 @@ DELETE /admin/reviews/{conversation}               deletes what is kept of a con
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
@@ -24,6 +23,7 @@ from serve.api.formats.check import MessageBody, StrictBody
 from serve.api.formats.conversation import from_chat
 from serve.api.input.limits import MAX_MESSAGES
 from serve.api.input.strict_json import StrictRoute
+from serve.api.keeping import Answer
 from serve.api.service import CheckService
 from serve.api.session import SESSION_HEADER, conversation_key
 from serve.registry.reviews import (
@@ -43,7 +43,6 @@ router = APIRouter(route_class=StrictRoute)
 OFF = "nothing is kept for review; `make up REVIEWS=policy.yaml` turns that on"
 TENANT = "tenant:"
 Name = Annotated[str, Field(min_length=1, max_length=100)]
-Answer = TypeVar("Answer")
 
 
 class ReviewerOfRequest(StrictBody):
@@ -78,13 +77,13 @@ async def label(body: FeedbackRequest, request: Request) -> Tally:
     """Count a reviewer's label for a rule of a request."""
     Caller.of(request).catalogue.card(body.rule)
     vote = (_reviewed(request, body), body.label, body.note, _brought(body, request))
-    return await _answered(store_of(request).vote, *vote)
+    return await answered(request, ReviewStore.vote, *vote)
 
 
 @router.delete(FEEDBACK)
 async def withdraw(named: Annotated[ReviewerOfRequest, Query()], request: Request) -> Tally:
     """Take a reviewer's label back."""
-    return await _answered(store_of(request).withdraw, _reviewed(request, named))
+    return await answered(request, ReviewStore.withdraw, _reviewed(request, named))
 
 
 @router.get("/admin/reviews")
@@ -96,24 +95,31 @@ async def queue(
 ) -> list[QueuedReview]:
     """What this reviewer has not labelled, the most pressing first."""
     if Caller.of(request).admin is not None:
-        reviewer = acting(request, "viewer")
-    return await _answered(store_of(request).queue, reviewer, rule, limit)
+        reviewer = acting(request, "reviewer")
+    return await answered(request, ReviewStore.queue, reviewer, rule, limit)
 
 
 @router.delete("/admin/reviews/{conversation}")
 async def forget(conversation: str, request: Request) -> ForgottenConversation:
     """Delete all that is kept of a conversation."""
     acting(request, "reviewer")
-    checks = await _answered(store_of(request).forget, conversation)
+    checks = await answered(request, ReviewStore.forget, conversation)
     return ForgottenConversation(checks=checks)
 
 
-def store_of(request: Request) -> ReviewStore:
-    """Raises HTTPException 404 where nothing is kept."""
+async def answered(request: Request, ask: Callable[..., Answer], *arguments: object) -> Answer:
+    """What a method of the store says. Raises HTTPException where it refuses or nothing is kept."""
     keeper = CheckService.of(request).keeper
     if keeper is None:
         raise HTTPException(404, OFF)
-    return keeper.store
+    try:
+        return await keeper.answer(ask, *arguments)
+    except (NotKept, VoteRefused) as error:
+        status = 404 if isinstance(error, NotKept) else 409
+        raise HTTPException(status, str(error)) from error
+    except GuardError as error:
+        log.error("the review store could not answer: %s", error)
+        raise HTTPException(503, "the review store failed; the server's log says why") from error
 
 
 def _reviewer(request: Request, stated: str) -> str:
@@ -148,15 +154,3 @@ def _brought(body: FeedbackRequest, request: Request) -> KeptCheck | None:
     tenant = _reviewed(request, body).tenant or ""
     key = conversation_key(messages, None, request.headers.get(SESSION_HEADER, ""), tenant)
     return KeptCheck(body.request_id, tenant, key, messages)
-
-
-async def _answered(ask: Callable[..., Answer], *arguments: object) -> Answer:
-    """What the store says, beside the event loop. Raises HTTPException where it refuses."""
-    try:
-        return await asyncio.to_thread(ask, *arguments)
-    except (NotKept, VoteRefused) as error:
-        status = 404 if isinstance(error, NotKept) else 409
-        raise HTTPException(status, str(error)) from error
-    except GuardError as error:
-        log.error("the review store could not answer: %s", error)
-        raise HTTPException(503, "the review store failed; the server's log says why") from error

@@ -23,7 +23,7 @@ from guard.files.yaml_file import Strict
 from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe
-from serve.bench.engines import scores_of, scores_of_calls
+from serve.bench.engines import scores_of
 from serve.bench.harness import BenchCommand, add_count
 from serve.bench.report import BenchReport, notes, origin
 from serve.bench.workload.adapters import random_adapters
@@ -101,7 +101,8 @@ class BurstMeter:
             self._engine.step()
             steps += 1
         finished = time.perf_counter()
-        scores_of_calls(calls, where=f"bursts of {self._method}")
+        for call in calls:
+            scores_of(call.results(), where=f"bursts of {self._method}")
         return BurstRow(
             method=self._method,
             checks=len(calls),

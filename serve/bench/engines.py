@@ -4,14 +4,13 @@ of clocks.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from typing import Any
 
 from guard.errors import GuardError
 from guard.machine.device import installed_device
 from guard.recipe import Recipe, ServingMemory
-from serve.engine import Call, Check, Refusal, Score
+from serve.engine import Check, Refusal, Score
 from serve.engine.backends.arguments import GIB, LARGEST_SHARE, sizes_of
 
 
@@ -45,11 +44,6 @@ def scores_of(outcomes: Iterable[Score | Refusal], where: str) -> list[Score]:
             raise _refused(outcome, where)
         scores.append(outcome)
     return scores
-
-
-def scores_of_calls(calls: Iterable[Call], where: str) -> list[Score]:
-    """As `scores_of`, of all calls, which are done."""
-    return scores_of(itertools.chain(*(call.results() for call in calls)), where)
 
 
 def judged(check: Check, where: str) -> Check:

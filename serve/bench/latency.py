@@ -32,7 +32,7 @@ from serve.bench.encoder import EncoderBench
 from serve.bench.engines import scores_of, with_room
 from serve.bench.harness import Benchmark, Cell, Ratio, Repeat, Sample, number
 from serve.bench.report import Column, GridReport
-from serve.bench.workload.adapters import MARGIN_TOKENS, random_copies
+from serve.bench.workload.adapters import MARGIN_TOKENS, copies, random_adapters
 from serve.bench.workload.prompts import RULE_TEXT, conversation, wordings
 from serve.engine import GuardEngine, Score, ScoreRequest
 
@@ -166,8 +166,10 @@ class LatencyBench(Benchmark[LatencyCell]):
         if "hf_overrides" in arguments:
             self.facts["the longest conversations"] = "beyond what the base was made for"
         with contextlib.ExitStack() as stack:
-            copied = random_copies(self.recipe, max(cell.rules for cell in cells))
-            names, adapters = stack.enter_context(copied)
+            methods = self.recipe.adapter_methods
+            of_method = stack.enter_context(random_adapters(self.recipe, methods, 1))
+            folders = {method: [of_method[f"{method}-0"]] for method in methods}
+            names, adapters = copies(folders, max(cell.rules for cell in cells))
             slots = max(len(adapters), self.recipe.engine.get("max_loras", 0))
             print(f"loading {self.recipe.name} with {len(adapters)} adapters", flush=True)
             recipe = with_room(self.recipe, slots)

@@ -6,6 +6,7 @@ The answers are the server's JSON, as its `/docs` describes them. Knows nothing 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
 
@@ -30,20 +31,20 @@ class Administration(ABC, Generic[Answer]):
         self, rule: str, *, reason: str, version: str | None = None, champion: str | None = None
     ) -> Answer:
         """Have a version served, by default the candidate; not instead of another `champion`."""
-        body = {"reason": reason, "version": version, "champion": champion}
-        return self._send("POST", _path(rule, "/publish"), body)
+        return self._decide(rule, "publish", reason=reason, version=version, champion=champion)
 
     def rollback(
         self, rule: str, *, reason: str, version: str | None = None, champion: str | None = None
     ) -> Answer:
         """Have an earlier version served again, by default the champion before."""
-        body = {"reason": reason, "version": version, "champion": champion}
-        return self._send("POST", _path(rule, "/rollback"), body)
+        return self._decide(rule, "rollback", reason=reason, version=version, champion=champion)
 
     def set_mode(self, rule: str, mode: str, *, reason: str, version: str | None = None) -> Answer:
         """Set a version's mode, as "shadow" or "canary:10%", by default the candidate's."""
-        body = {"reason": reason, "mode": mode, "version": version}
-        return self._send("POST", _path(rule, "/mode"), body)
+        return self._decide(rule, "mode", reason=reason, mode=mode, version=version)
+
+    def _decide(self, rule: str, action: str, **body: str | None) -> Answer:
+        return self._send("POST", f"{_path(rule)}/{action}", body)
 
     def feedback(
         self,
@@ -52,15 +53,17 @@ class Administration(ABC, Generic[Answer]):
         label: Literal["violation", "allow"],
         *,
         reviewer: str,
-        note: str | None = None,
+        note: str = "",
+        conversation: str | None = None,
+        messages: Sequence[Mapping[str, Any]] | None = None,
     ) -> Answer:
-        """Say what the rule should have said to the check with this `x-request-id`."""
-        body: dict[str, Any] = {"request_id": request_id, "rule": rule, "label": label}
-        body["reviewer"] = reviewer
-        if note is not None:
-            body["note"] = note
-        return self._send("POST", "/v1/feedback", body)
+        """Say what the rule should have said to the check with this `x-request-id`. Name its
+        `conversation` if several checks have that, and its `messages` if it was not kept.
+        """
+        body = {"request_id": request_id, "rule": rule, "label": label, "reviewer": reviewer}
+        more = {"note": note, "conversation": conversation, "messages": messages}
+        return self._send("POST", "/v1/feedback", body | more)
 
 
-def _path(rule: str, decision: str = "") -> str:
-    return f"/admin/rules/{quote(rule, safe='')}{decision}"
+def _path(rule: str) -> str:
+    return f"/admin/rules/{quote(rule, safe='')}"

@@ -177,10 +177,7 @@ def _lost(error: BaseException) -> ReplicaLost:
 
 @contextlib.contextmanager
 def deployed_replicas(
-    replicas: int,
-    start_app: StartApp,
-    note: ServedNote,
-    timeout_s: float = TIMEOUT_S,
+    replicas: int, start_app: StartApp, note: ServedNote, timeout_s: float = TIMEOUT_S
 ) -> Iterator[RayPool]:
     """Replicas of what the note says is served, on the Ray that runs.
 

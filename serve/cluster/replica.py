@@ -179,11 +179,9 @@ class GuardReplica:
                 for rule in set(self._served) - set(noted):
                     await self._set(rule, None)
                 if self.version != version:
-                    raise GuardError(
-                        "this replica's rules do not match the requested version",
-                        got=f"{self.version[:12]}, not {version[:12]}",
-                        remedy="Retry in a few seconds",
-                    )
+                    problem = "this replica's rules do not match the requested version"
+                    got = f"{self.version[:12]}, not {version[:12]}"
+                    raise GuardError(problem, got=got, remedy="Retry in a few seconds")
             except (GuardError, HTTPException) as error:
                 problem = f"the replica {self._name} cannot serve what the others serve: {error}"
                 self._failure = GuardError(problem, remedy="The replica is started again")

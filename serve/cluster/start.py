@@ -37,10 +37,8 @@ def running_cluster(
     try:
         from serve.cluster import ray_pool  # which nothing else needs
     except ImportError as error:
-        raise GuardError(
-            f"replicas need Ray: {error}",
-            remedy="`make up REPLICAS=2` installs it, from setup/cluster.txt",
-        ) from error
+        remedy = "`make up REPLICAS=2` installs it, from setup/cluster.txt"
+        raise GuardError(f"replicas need Ray: {error}", remedy=remedy) from error
     with contextlib.ExitStack() as until_ended:
         temporary = tempfile.TemporaryDirectory(prefix="guard-", ignore_cleanup_errors=True)
         scratch = Path(until_ended.enter_context(temporary))

@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import Request, Response
+from fastapi.responses import FileResponse
 from starlette.exceptions import HTTPException
 
-from guard.errors import GuardError
 from guard.weights.card import read_card
+from serve.api.access import acting
 from serve.console.site import Console, page, pages
 from serve.registry.registry import SHORTEST_ID, Registry, Version
-from serve.scan.replay import REPORT, Texts, excerpts
+from serve.scan.replay import PAGE
 
 router = pages()
+
+# Of a page with styles of its own, which quotes conversations.
+WRITTEN = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
 
 
 @router.get("/versions/{version_id}")
@@ -34,18 +38,23 @@ async def version(version_id: str, request: Request) -> Response:
 
 @router.get("/replays")
 async def replays(request: Request) -> Response:
-    files = sorted(Console.of(request).runs.root.glob(f"*/{REPORT}"))
-    return await page(request, "replays", names=[file.parent.name for file in files])
+    acting(request, "reviewer")
+    return await page(request, "replays", names=sorted(_replays(request)))
 
 
 @router.get("/replays/{name}")
 async def replay(name: str, request: Request) -> Response:
-    """Which verdicts flip between two versions, with the ends of the conversations."""
-    report = await asyncio.to_thread(_read, Console.of(request).runs.root / name / REPORT)
-    if not report:
+    """Which verdicts flip between two versions, as `make replay` wrote it."""
+    acting(request, "reviewer")
+    file = _replays(request).get(name)
+    if file is None:
         raise HTTPException(404, "there is no such replay")
-    texts = await asyncio.to_thread(_texts, report)
-    return await page(request, "replay", name=name, report=report, texts=texts)
+    return FileResponse(file, headers={"content-security-policy": WRITTEN})
+
+
+def _replays(request: Request) -> dict[str, Path]:
+    root = Console.of(request).runs.root
+    return {file.parent.name: file for file in root.glob(f"*/{PAGE}")}
 
 
 def _named(registry: Registry, version_id: str) -> Version:
@@ -66,14 +75,3 @@ def _read(file: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content
-
-
-def _texts(report: dict[str, Any]) -> Texts:
-    """The ends of the conversations; none where a source is no longer there."""
-    places: list[tuple[str, int]] = []
-    for rule in report["rules"].values():
-        places += [(flip["source"], flip["row"]) for flip in rule["flipped"]]
-    try:
-        return excerpts(places)
-    except (GuardError, OSError):
-        return {}

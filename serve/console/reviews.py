@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 from fastapi import Form, Request, Response
+from pydantic import Field
 from starlette.exceptions import HTTPException
 
 from serve.api import reviews
 from serve.api.access import Caller, acting
 from serve.api.formats.check import explanations
+from serve.api.input.limits import MAX_TURNS
 from serve.api.service import CheckService, Question
 from serve.console.site import Console, Words, done, page, pages
-from serve.registry.reviews import Label, QueuedReview
+from serve.registry.reviews import Label, QueuedReview, ReviewStore
 
 router = pages()
 
-Skipped = Annotated[int, Form(ge=0, le=10_000)]
+Skip = Annotated[int, Field(ge=0, le=10_000)]
+Skipped = Annotated[Skip, Form()]
 
 
 @router.get("/reviews")
-async def review(request: Request, skip: int = 0) -> Response:
+async def review(request: Request, skip: Skip = 0) -> Response:
     return await _page(request, skip)
 
 
@@ -48,7 +50,13 @@ async def vote(
 async def undo(request: Request, skip: Skipped) -> Response:
     """Take back the reviewer's last label; further ones, if it is asked again."""
     if voted := Console.of(request).voted[acting(request, "reviewer")]:
-        await reviews.withdraw(voted.pop(), request)
+        last = voted.pop()
+        try:
+            await reviews.withdraw(last, request)
+        except HTTPException as error:
+            if error.status_code == 503:  # the store failed, and has the label still
+                voted.append(last)
+            raise
     return done(f"/reviews?skip={skip}")
 
 
@@ -58,6 +66,8 @@ async def explain(request: Request, conversation: Words, skip: Skipped) -> Respo
     item = await _queued(request, skip)
     if item is None or item.conversation != conversation or item.messages is None:
         raise HTTPException(409, "the queue has moved on: load it again")
+    if len(item.messages) > MAX_TURNS:
+        raise HTTPException(422, f"at most {MAX_TURNS} turns can be explained")
     rule_set = Caller.of(request).catalogue.selected([item.rule])
     question = Question(rule_set, purpose="explanation", within=item.messages)
     decided = await CheckService.of(request).check(request, item.messages, question)
@@ -81,13 +91,14 @@ async def _page(request: Request, skip: int, marked: int | None = None) -> Respo
         skip=skip,
         marked=marked,
         is_explained=is_explained,
-        progress=await asyncio.to_thread(reviews.store_of(request).progress),
-        voted=len(Console.of(request).voted[acting(request, "viewer")]),
+        progress=await reviews.answered(request, ReviewStore.progress),
+        voted=len(Console.of(request).voted[acting(request, "reviewer")]),
         served=CheckService.of(request).cards,
     )
 
 
 async def _queued(request: Request, skip: int) -> QueuedReview | None:
     """What waits behind as many as the reviewer skips."""
-    queue = await reviews.queue(request, acting(request, "viewer"), limit=skip + 1)
-    return queue[skip] if 0 <= skip < len(queue) else None
+    asked = (acting(request, "reviewer"), None, 1, skip)
+    queue = await reviews.answered(request, ReviewStore.queue, *asked)
+    return queue[0] if queue else None

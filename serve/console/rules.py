@@ -14,6 +14,7 @@ from fastapi import Request, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from guard.errors import GuardError
 from guard.weights.card import Card
 from serve.api import admin
 from serve.api.access import Caller
@@ -94,7 +95,12 @@ async def rules(request: Request) -> Response:
     """All rules, those that somebody should look at first."""
     service, registry = CheckService.of(request), Console.of(request).registry
     counted, cards = await service.counted(), dict(service.cards)
-    asked_for = await asyncio.to_thread(lambda: list(decided(registry, cards)))
+    asked_for: list[tuple[str, str]] = []
+    problem = ""
+    try:
+        asked_for = await asyncio.to_thread(lambda: list(decided(registry, cards)))
+    except GuardError as error:
+        problem = str(error)
     listed: list[SeenRule] = []
     for rule in cards:
         versions = seen_versions(service, rule, counted)
@@ -108,6 +114,7 @@ async def rules(request: Request) -> Response:
         request,
         "rules",
         rules=listed,
+        problem=problem,
         is_ready=await service.is_ready(),
         per_second=everything.counts(-1).checks / (60 * QUARTER),
         since=Console.of(request).since,

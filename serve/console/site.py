@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -33,6 +33,7 @@ from serve.tenants.tenant_file import Tenants
 
 HERE = Path(__file__).parent
 LOGIN = f"{CONSOLE_PATH}/login"
+MOST_UNDONE = 100  # labels of an admin
 COOKIE, TOKEN = "centurion_console", "token"
 HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'self'; script-src 'self'; "
@@ -62,9 +63,9 @@ class Console:
     tenants: Tenants | None
     sessions: Sessions = field(default_factory=Sessions)
     since: datetime = field(default_factory=lambda: datetime.now(UTC))
-    # What each admin has voted on since then, for taking it back.
-    voted: defaultdict[str, list[ReviewerOfRequest]] = field(
-        default_factory=lambda: defaultdict(list)
+    # What each admin has voted on last, for taking it back.
+    voted: defaultdict[str, deque[ReviewerOfRequest]] = field(
+        default_factory=lambda: defaultdict(lambda: deque(maxlen=MOST_UNDONE))
     )
 
     @classmethod
@@ -93,12 +94,12 @@ class ConsoleRoute(APIRoute):
 
         async def handle_page(request: Request) -> Response:
             try:
-                if request.method == "POST":
-                    await _check_token(request)
                 admin = None if self.is_open else Console.of(request).admin(request)
                 request.scope["caller"] = Caller(Caller.of(request).catalogue, admin=admin)
                 response: Response = RedirectResponse(LOGIN, 303)
                 if self.is_open or admin:
+                    if request.method == "POST":  # read from nobody unknown: they may be slow
+                        await _check_token(request)
                     response = await handle(request)
             except (RequestValidationError, ValidationError) as error:
                 names = [str(problem["loc"][-1]) for problem in error.errors()]
@@ -107,7 +108,8 @@ class ConsoleRoute(APIRoute):
                 response = await _refusal(request, error.status_code, error.detail)
             except GuardError as error:
                 response = await _refusal(request, 409, f"{error.problem}. {error.remedy or ''}")
-            response.headers.update(HEADERS)
+            for name, value in HEADERS.items():
+                response.headers.setdefault(name, value)
             return response
 
         return handle_page

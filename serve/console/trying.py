@@ -10,10 +10,7 @@ from pydantic import ValidationError
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.files.strict_json import read_json
-from guard.wrong_values import wrong_values
 from serve.api.access import Caller
-from serve.api.errors import value_in_words
 from serve.api.formats.check import CheckRequest
 from serve.api.service import CheckService
 from serve.console.rules import seen_versions
@@ -24,7 +21,7 @@ router = pages()
 
 TURN = re.compile(r"^(system|user|assistant|tool):[ \t]*", re.MULTILINE)
 EXAMPLE = "user: My head hurts.\nassistant: Take 800 mg of ibuprofen every four hours."
-REMEDY = "Write `user:` or `assistant:` before each turn, or JSON as /v1/check takes it"
+REMEDY = "Write `user:` or `assistant:` before each turn"
 
 
 @router.get("/try")
@@ -50,26 +47,14 @@ async def judged(request: Request, rule: Words, text: Annotated[str, Form()]) ->
 
 
 def conversation_of(text: str) -> tuple[Message, ...]:
-    """The turns of a text, or of JSON. Raises GuardError for what is neither."""
-    try:
-        body: Any = {"messages": _turns(text)}
-        if text.lstrip().startswith(("[", "{")):
-            body = read_json(text)
-        if isinstance(body, list):
-            body = {"messages": body}
-        return CheckRequest.model_validate(body).conversation
-    except ValidationError as error:
-        wrong = [value_in_words(value) for value in wrong_values(error.errors(), body)]
-        raise GuardError("; ".join(wrong[:3]), remedy=REMEDY) from error
-    except (ValueError, RecursionError) as error:
-        raise GuardError(f"not JSON: {error}") from error
-
-
-def _turns(text: str) -> list[dict[str, str]]:
+    """The turns of a text. Raises GuardError for words of nobody, for none, and for too many."""
     before, *parts = TURN.split(text.replace("\r\n", "\n"))
-    if before.strip():
-        return []
-    turns: list[dict[str, str]] = []
-    for role, content in zip(parts[::2], parts[1::2], strict=True):
-        turns.append({"role": role, "content": content.strip()})
-    return turns
+    if before.strip() or not parts:
+        raise GuardError("the first turn is nobody's", remedy=REMEDY)
+    turns = [{"role": role} for role in parts[::2]]
+    for turn, content in zip(turns, parts[1::2], strict=True):
+        turn["content"] = content.strip()
+    try:
+        return CheckRequest.model_validate({"messages": turns}).conversation
+    except ValidationError as error:
+        raise GuardError("no turn has any text, or they are too many", remedy=REMEDY) from error

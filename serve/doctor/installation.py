@@ -20,6 +20,7 @@ from serve.doctor.finding import Finding
 SETUP = ROOT / "setup"
 ENTRY_POINT = "vllm.general_plugins"
 PLUGINS = ("vllm_alora", "vllm_encoder")
+SET_UP_AGAIN = "rm .venv/setup-*.stamp, then `make setup`"
 # A name to import from each large library. The model class is what a wrong torchvision breaks.
 IMPORTS = {
     "torch": "Tensor",
@@ -45,11 +46,8 @@ def packages() -> Iterator[Finding]:
     for name, pinned in _pins():
         installed = installed_version(name)
         if installed != pinned:
-            yield Finding(
-                "packages",
-                f"{name} is {installed or 'missing'}, pinned is {pinned}",
-                "rm .venv/setup-*.stamp, then `make setup`",
-            )
+            text = f"{name} is {installed or 'missing'}, pinned is {pinned}"
+            yield Finding("packages", text, SET_UP_AGAIN)
 
 
 def imports() -> Iterator[Finding]:
@@ -59,11 +57,8 @@ def imports() -> Iterator[Finding]:
             getattr(importlib.import_module(module), name)
         # A broken installation raises anything: OSError, RuntimeError, AttributeError, …
         except Exception as error:
-            yield Finding(
-                "imports",
-                f"{module}.{name}: {type(error).__name__}: {error}",
-                "rm -rf .venv, then `make setup`",
-            )
+            text = f"{module}.{name}: {type(error).__name__}: {error}"
+            yield Finding("imports", text, "rm -rf .venv, then `make setup`")
 
 
 def plugin() -> Iterator[Finding]:
@@ -72,19 +67,13 @@ def plugin() -> Iterator[Finding]:
     installed = [point.value for point in points]
     missing = [name for name in PLUGINS if f"{name}:register" not in installed]
     if missing:
-        yield Finding(
-            "plugin",
-            f"not installed, so vLLM does not load it: {', '.join(missing)}",
-            "rm .venv/setup-*.stamp, then `make setup`",
-        )
+        text = f"not installed, so vLLM does not load it: {', '.join(missing)}"
+        yield Finding("plugin", text, SET_UP_AGAIN)
         return
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None and "alora" not in allowed.split(","):
-        yield Finding(
-            "plugin",
-            f"VLLM_PLUGINS={allowed} keeps vLLM from loading it",
-            "Unset VLLM_PLUGINS or add alora",
-        )
+        text = f"VLLM_PLUGINS={allowed} keeps vLLM from loading it"
+        yield Finding("plugin", text, "Unset VLLM_PLUGINS or add alora")
     try:
         yield from _seams()
     # A seam that no longer fits says so itself; anything else is as much a reason not to serve.
@@ -98,11 +87,8 @@ def _seams() -> Iterator[Finding]:
 
     folder = Path(vllm_alora.__file__).resolve().parent
     if folder != ROOT / "serve" / "vllm_alora":
-        yield Finding(
-            "plugin",
-            f"vllm_alora comes from {folder}",
-            "The checkout was moved: rm -rf .venv, then `make setup`",
-        )
+        remedy = "The checkout was moved: rm -rf .venv, then `make setup`"
+        yield Finding("plugin", f"vllm_alora comes from {folder}", remedy)
     vllm_alora.register()
     for seam, is_patched in vllm_alora.patched().items():
         if is_patched:

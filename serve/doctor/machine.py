@@ -60,11 +60,8 @@ def _cpu_build(has_gpu: bool) -> Iterator[Finding]:
     for name in BREAK_CPU_TORCH:
         installed = installed_version(name)
         if installed is not None:
-            yield Finding(
-                "device",
-                f"{name} {installed} breaks transformers beside torch for CPU",
-                f".venv/bin/python -m pip uninstall -y {name}",
-            )
+            text = f"{name} {installed} breaks transformers beside torch for CPU"
+            yield Finding("device", text, f".venv/bin/python -m pip uninstall -y {name}")
 
 
 def memory(model: str) -> Iterator[Finding]:

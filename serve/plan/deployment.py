@@ -73,8 +73,7 @@ def _replica_sizes(plan: Plan, recipe: Recipe, bytes_of: Sizes, scaffold: int) -
     """What a replica has room for, with its memory split as the engine splits it."""
     adapters, engine = plan.traffic.rules, recipe.engine
     memory = ServingMemory(
-        device_gib=_memory_left(plan, recipe, bytes_of),
-        host_gib=recipe.serving_memory.host_gib,
+        device_gib=_memory_left(plan, recipe, bytes_of), host_gib=recipe.serving_memory.host_gib
     )
     stated_slots = plan.slots or engine.get("max_loras")
     shared = shared_out(memory, bytes_of, adapters, recipe.context_tokens, stated_slots)

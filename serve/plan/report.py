@@ -156,11 +156,9 @@ def _cost_section(plan: Plan, an_hour: float, outcomes: Outcomes) -> Section:
         full = per_million_checks(an_hour, 1, limits.saturation_per_second)
         values["checks, always full, USD"] = full
         figures[method.label] = values
-    note = (
-        f"For {rate:g} checks/s of {tokens:,.0f} tokens and {rules:.1f} rules on average, p95 "
-        f"within {plan.p95_ms:g} ms. No replicas: not even a lone check keeps it. always full: "
-        "replicas that are never idle, whatever the latency. What is cheaper may judge worse."
-    )
+    note = f"For {rate:g} checks/s of {tokens:,.0f} tokens and {rules:.1f} rules on average, p95 "
+    note += f"within {plan.p95_ms:g} ms. No replicas: not even a lone check keeps it. always full: "
+    note += "replicas that are never idle, whatever the latency. What is cheaper may judge worse."
     return Section(title="cost", figures=figures, note=note)
 
 

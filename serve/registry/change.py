@@ -5,7 +5,7 @@ The command line and HTTP decide by the same functions. Knows nothing of either.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -17,7 +17,7 @@ from guard.layout import Runs
 from guard.rule import RULES, Gate, load_rule
 from guard.weights.card import CARD, check_rule, read_card
 from serve.registry.registry import Alias, RegisteredRule, Registry, Version
-from serve.registry.rollout import OFF, Mode, Rollout
+from serve.registry.rollout import OFF, SHOWN_DIGITS, Mode, Rollout
 
 Action = Literal["publish", "rollback", "mode"]
 
@@ -45,15 +45,19 @@ class RolloutChange(Strict):
 
 @dataclass(frozen=True)
 class PreparedChange:
-    """A decision about one rule that nothing is known to stand against, and what was `before`."""
+    """A decision about one rule that nothing is known to stand against, and what was before."""
 
     registry: Registry
     change: RolloutChange
     version: Version
-    champion: str
+    aliases: Mapping[Alias, str]
     before: Rollout
     gate: Gate
     approvals: int  # of different people, without which it is noted alone
+
+    @property
+    def champion(self) -> str:
+        return self.aliases["champion"]
 
     @property
     def begins_trial(self) -> bool:
@@ -77,25 +81,22 @@ class PreparedChange:
             actor=change.actor,
             reason=change.reason,
             back=change.action == "rollback",
-            champion=change.champion,
+            champion=change.champion or self.champion,
             approvals=self.approvals,
         )
 
     def undo(self, reason: str) -> None:
         """Decide that all is as it was before."""
-        version, earlier = self.version, self.before.trial
+        version, trial = self.version, self.before.trial
         if self.change.action != "mode":
-            back = version.rule, self.champion
-            self.registry.publish(
-                *back, actor=THE_SERVER, reason=reason, back=True, champion=version.id
-            )
-        elif version.id == self.champion:
-            self._set_mode(version.id, self.before.mode, self.gate, THE_SERVER, reason)
+            self.registry.revert(version, self.aliases, trial, actor=THE_SERVER, reason=reason)
             return
-        elif earlier is None:
-            self._set_mode(version.id, OFF, self.gate, THE_SERVER, reason)
-        if earlier is not None:
-            self._set_mode(earlier.version, earlier.mode, earlier.gate, THE_SERVER, reason)
+        mode, gate = OFF, self.gate
+        if version.id == self.champion:
+            mode = self.before.mode
+        elif trial is not None:  # no other version may have been on trial
+            mode, gate = trial.mode, trial.gate
+        self._set_mode(version.id, mode, gate, THE_SERVER, reason)
 
     def _set_mode(self, version: str, mode: Mode, gate: Gate, actor: str, reason: str) -> None:
         rule = self.version.rule
@@ -113,55 +114,47 @@ def prepared(
     there is no such version, or no server could start with it.
     """
     version = _named(registry, runs, rule, change)
+    if change.action == "rollback" and not registry.was_champion(version):
+        got, remedy = version.id[:SHOWN_DIGITS], "`make publish` makes it the champion"
+        raise GuardError(f"{rule}: a version that was never champion", got=got, remedy=remedy)
     admit(rule.rule, version.folder)
     before = registry.rollout(rule)
     assert before is not None  # the first version of a rule is its champion
-    champion = registry.aliases(rule)["champion"]
     gate, approvals = Gate(), 1
     if change.action == "mode":
         gate = load_rule(rule.rule).gate
     elif change.action == "publish" and own_or_shipped(RULES / f"{rule.rule}.yaml").is_file():
         approvals = load_rule(rule.rule).approvals
-    return PreparedChange(registry, change, version, champion, before, gate, approvals)
+    aliases = registry.aliases(rule)
+    return PreparedChange(registry, change, version, aliases, before, gate, approvals)
 
 
 def _named(registry: Registry, runs: Runs, rule: RegisteredRule, change: RolloutChange) -> Version:
-    if change.version is not None:
-        return registry.version(rule, change.version)
-    if change.alias == "previous":
-        return _previous(registry, rule)
-    return _candidate(registry, runs, rule, change.actor)
-
-
-def _candidate(registry: Registry, runs: Runs, rule: RegisteredRule, actor: str) -> Version:
-    """What is to be published: what lies in the rule's folder, if that is no version yet, say
-    because it was trained elsewhere, or else the candidate. Raises GuardError if there is none.
-    """
-    folder = runs.adapter(*rule)
-    aliases = registry.aliases(rule)
-    wanted = aliases.get("candidate")
-    if (folder / CARD).is_file():
-        card = read_card(folder)
-        check_rule(card, rule.rule, folder)
-        if RegisteredRule.of(card) != rule:
-            problem, remedy = "weights of another base or method", "Put them into their own folder"
-            got = RegisteredRule.of(card)
-            raise GuardError(problem, where=folder, got=got, remedy=remedy)
-        known = {version.id for version in registry.versions(rule)} if aliases else set()
-        if card.version not in known:  # of others somebody has decided
-            wanted = registry.register(folder, actor=actor, note="found in its folder").id
+    """The version that is named or meant. Raises GuardError if there is none."""
+    wanted = change.version
+    if wanted is None and change.alias == "candidate":
+        wanted = _registered(registry, runs.adapter(*rule), rule, change.actor)
+    if wanted is None:
+        wanted = registry.aliases(rule).get(change.alias)
     if wanted is None:
         registry.versions(rule)  # raises for a rule that has none
         remedy = "Train it, or name a version with VERSION=; `make rules` lists them"
-        raise GuardError(f"{rule} has no candidate", remedy=remedy)
+        raise GuardError(f"{rule} has no {change.alias} version", remedy=remedy)
     return registry.version(rule, wanted)
 
 
-def _previous(registry: Registry, rule: RegisteredRule) -> Version:
-    """The champion before this one. Raises GuardError if there was none."""
-    version = registry.aliases(rule).get("previous")
-    if version is None:
-        registry.versions(rule)
-        remedy = "Name a version with VERSION=; `make rules` lists them"
-        raise GuardError(f"{rule} has no previous version", remedy=remedy)
-    return registry.version(rule, version)
+def _registered(registry: Registry, folder: Path, rule: RegisteredRule, actor: str) -> str | None:
+    """What lies in the rule's folder, now registered, say because it was trained elsewhere. None if
+    that is a version already: of others somebody has decided.
+    """
+    if not (folder / CARD).is_file():
+        return None
+    card = read_card(folder)
+    check_rule(card, rule.rule, folder)
+    if RegisteredRule.of(card) != rule:
+        problem, remedy = "weights of another base or method", "Put them into their own folder"
+        raise GuardError(problem, where=folder, got=RegisteredRule.of(card), remedy=remedy)
+    known = registry.versions(rule) if registry.aliases(rule) else []
+    if card.version in [version.id for version in known]:
+        return None
+    return registry.register(folder, actor=actor, note="found in its folder").id

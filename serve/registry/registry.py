@@ -55,7 +55,7 @@ OF_RULE = "WHERE model = ? AND rule = ? AND method = ?"
 ALIASES = f"SELECT name, version FROM alias {OF_RULE}"
 MODES = f"SELECT is_trial, event FROM mode {OF_RULE}"
 APPROVING = "SELECT actor FROM event WHERE kind = 'approved' AND version = ?"
-CROWNED = "SELECT max(number) FROM event WHERE kind IN ('published', 'rolled_back')"
+CROWNED = "FROM event WHERE kind IN ('published', 'rolled_back')"
 VERSIONS = f"SELECT id, parent, note FROM version {OF_RULE} ORDER BY rowid"
 
 
@@ -181,6 +181,32 @@ class Registry:
             changes.record(actor, kind, chosen.id, reason)
         return len(before | {actor})
 
+    def revert(
+        self,
+        version: Version,
+        aliases: Mapping[Alias, str],
+        trial: TrialVersion | None,
+        *,
+        actor: str,
+        reason: str,
+    ) -> None:
+        """Take a champion back: the aliases and the trial are again as they were before it. Nothing
+        changes where it is champion no longer; a candidate that came meanwhile stays.
+        """
+        rule, champion = version.rule, aliases["champion"]
+        with self._changing() as changes:
+            if changes.aliases(rule)["champion"] != version.id or champion == version.id:
+                return
+            changes.crown(rule, champion, None)
+            changes.unname(rule, "previous")
+            for alias, named in {**aliases, **changes.aliases(rule)}.items():
+                changes.name(rule, alias, named)
+            changes.record(actor, "rolled_back", champion, reason)
+            if trial is not None:
+                restored = trial.version, reason, trial.mode, trial.gate
+                number = changes.record(actor, "mode_set", *restored)
+                changes.set_mode(rule, trial.mode, number, is_trial=True)
+
     def set_mode(
         self,
         rule: RegisteredRule,
@@ -249,18 +275,13 @@ class Registry:
         found: dict[RegisteredRule, Rollout] = {}
         for *rule, version in self._database.rows(champions):
             found[RegisteredRule(*rule)] = Rollout(folder=self.folder(version))
-        for model, name, method, is_trial, number, version, mode, gate in self._database.rows(
-            modes
-        ):
-            of_rule, parsed = RegisteredRule(model, name, method), Mode.parse(mode)
-            change: dict[str, object] = {"mode": parsed}
+        for *rule, is_trial, number, version, mode, gate in self._database.rows(modes):
+            of_rule = RegisteredRule(*rule)
+            change: dict[str, object] = {"mode": Mode.parse(mode)}
             if is_trial:
+                change |= {"version": version, "folder": self.folder(version), "since": number}
                 limits = Gate.model_validate_json(gate)
-                folder = self.folder(version)
-                change["trial"] = TrialVersion(
-                    version=version, folder=folder, mode=parsed, gate=limits, since=number
-                )
-                del change["mode"]
+                change = {"trial": TrialVersion.model_validate(change | {"gate": limits})}
             found[of_rule] = found[of_rule].model_copy(update=change)
         self._state, self._rollouts = state, found
 
@@ -293,6 +314,9 @@ class Registry:
             problem = f"{len(found)} versions of {rule} begin so"
         known = ", ".join(version.id[:12] for version in versions)
         raise GuardError(problem, got=repr(prefix), remedy=f"It has {known}")
+
+    def was_champion(self, version: Version) -> bool:
+        return bool(self._database.rows(f"SELECT 1 {CROWNED} AND version = ?", (version.id,)))
 
     def events(self) -> list[Event]:
         return [Event(*row) for row in self._database.rows("SELECT * FROM event ORDER BY number")]
@@ -434,7 +458,7 @@ class _Changes:
 
     def approving(self, rule: RegisteredRule, version: str) -> set[str]:
         """Who has approved of the version since the champion became one."""
-        crowned = f"{CROWNED} AND version IN (SELECT id FROM version {OF_RULE})"
+        crowned = f"SELECT max(number) {CROWNED} AND version IN (SELECT id FROM version {OF_RULE})"
         query = f"{APPROVING} AND number > ({crowned})"
         return {actor for (actor,) in self.run(query, (version, *rule))}
 

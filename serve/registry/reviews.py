@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import hmac
 import json
 import os
 import time
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from sqlite3 import Connection
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from pydantic import Field
@@ -35,7 +36,9 @@ SCHEMA, SCHEMA_VERSION = Path(__file__).with_name("reviews.sql"), 1
 RESTORE = "Restore the file from a copy, or move it away: what is kept in it is lost"
 DAY_S = 24 * 3600.0
 KEY_DIGITS = 13  # of a hash, hexadecimal: all that a float holds
-REASONS = "reported uncertain flagged sampled"  # why a check is queued, the most pressing first
+MOST_BROUGHT = 1_000  # checks of a tenant that nobody else has labelled
+# Why a check is queued, the most pressing first. A single one's word for it is the least.
+REASONS = "reported uncertain flagged sampled brought"
 Label = Literal["violation", "allow"]
 
 
@@ -79,7 +82,7 @@ class KeptCheck:
 
 @dataclass(frozen=True)
 class Reviewed:
-    """What somebody votes on. Of a None every value is meant."""
+    """What somebody votes on. Of a None every value is meant. `conversation` is as it is kept."""
 
     request_id: str
     rule: str
@@ -117,7 +120,7 @@ class QueuedReview:
     p_violation: float | None
     threshold: float | None
     votes: int
-    reason: Literal["reported", "uncertain", "flagged", "sampled"]
+    reason: Literal["reported", "uncertain", "flagged", "sampled", "brought"]
 
 
 class ReviewProgress(NamedTuple):
@@ -144,7 +147,9 @@ class NotKept(GuardError):
 
 
 class VoteRefused(GuardError):
-    """The reviewer has voted for the other label, or several checks have the request's id."""
+    """The reviewer has voted for the other label, several checks have the request's id, or a tenant
+    has brought too many.
+    """
 
 
 class ReviewStore:
@@ -177,7 +182,8 @@ class ReviewStore:
         """Keep a check in place of an earlier one of its request and conversation, unless somebody
         has voted on that.
         """
-        reviewed = Reviewed(check.request_id, "", "", check.tenant, check.conversation)
+        conversation = _hidden(check.conversation)
+        reviewed = Reviewed(check.request_id, "", "", check.tenant, conversation)
         with self._database.changing() as changes:
             _expire(changes)
             before = _find(changes, reviewed)
@@ -195,6 +201,7 @@ class ReviewStore:
             _expire(changes)
             kept = _find(changes, reviewed)
             if kept is None and brought is not None:
+                _check_room(changes, brought.tenant)
                 kept = _insert(changes, brought)
             if kept is None:
                 remedy = "Send its `messages` with the label"
@@ -230,19 +237,19 @@ class ReviewStore:
             delete = "DELETE FROM kept WHERE conversation = ?"
             return changes.execute(delete, (conversation,)).rowcount
 
-    def queue(self, reviewer: str, rule: str | None = None, limit: int = 20) -> list[QueuedReview]:
+    def queue(
+        self, reviewer: str, rule: str | None = None, limit: int = 20, skip: int = 0
+    ) -> list[QueuedReview]:
         """What has too few votes and none of the reviewer's, the most pressing first."""
         self.expire()
         theirs = "(kept, rule) IN (SELECT kept, rule FROM vote WHERE reviewer = ?)"
         where = f"WHERE NOT {theirs} AND rule = coalesce(?, rule)"
-        order = f"ORDER BY instr('{REASONS}', reason), kept_at DESC, kept DESC, rule LIMIT ?"
-        rows = self._database.rows(f"SELECT * FROM queue {where} {order}", (reviewer, rule, limit))
-        queued: list[QueuedReview] = []
-        for _, content, notes, confident, *row in rows:
-            readable = [note for note in map(_decrypted, json.loads(notes)) if note is not None]
-            is_confident = None if confident is None else bool(confident)
-            queued.append(QueuedReview(_messages(content), readable, is_confident, *row))
-        return queued
+        order = (
+            f"ORDER BY instr('{REASONS}', reason), kept_at DESC, kept DESC, rule LIMIT ? OFFSET ?"
+        )
+        query = f"SELECT * FROM queue {where} {order}"
+        rows = self._database.rows(query, (reviewer, rule, limit, skip))
+        return [_queued(*row) for row in rows]
 
     def progress(self) -> list[ReviewProgress]:
         rows = self._database.rows("SELECT * FROM progress ORDER BY rule")
@@ -255,14 +262,17 @@ class ReviewStore:
         settled = "FROM tally JOIN kept ON id = kept WHERE rule = ? AND settled"
         rows = self._database.rows(f"SELECT {columns} {settled} ORDER BY id", (rule,))
         labels: list[SettledLabel] = []
-        for kept, conversation, content, label in rows:
-            labels.append(SettledLabel(kept, conversation, _messages(content), label))
+        for check, conversation, content, label in rows:
+            labels.append(SettledLabel(check, conversation, _messages(content), label))
         return labels
 
 
 def _expire(changes: Connection) -> None:
     allowed_s = f"{DAY_S} * (SELECT retention_days FROM policy)"
-    changes.execute(f"DELETE FROM kept WHERE kept_at < ? - {allowed_s}", (time.time(),))
+    now = time.time()
+    # Kept while the clock was ahead, it would stay for as long as that was.
+    changes.execute("UPDATE kept SET kept_at = ? WHERE kept_at > ?", (now, now))
+    changes.execute(f"DELETE FROM kept WHERE kept_at < ? - {allowed_s}", (now,))
 
 
 def _find(changes: Connection, reviewed: Reviewed) -> int | None:
@@ -278,12 +288,20 @@ def _find(changes: Connection, reviewed: Reviewed) -> int | None:
     return found[0][0] if found else None
 
 
+def _check_room(changes: Connection, tenant: str) -> None:
+    """Raise VoteRefused where too many wait that a tenant brought: they take disk and attention."""
+    query = "SELECT count(*) FROM brought WHERE tenant = ?"
+    (brought,) = changes.execute(query, (tenant,)).fetchone()
+    if tenant and brought >= MOST_BROUGHT:
+        problem = "too many checks that this tenant brought wait for others' labels"
+        raise VoteRefused(problem, got=brought, remedy="Have an admin label or delete some")
+
+
 def _insert(changes: Connection, check: KeptCheck) -> int:
-    # A row of a clock that was set back would expire too early.
-    (latest,) = changes.execute("SELECT coalesce(max(kept_at), 0) FROM kept").fetchone()
     turns = [dataclasses.asdict(message) for message in check.messages]
-    content, kept_at = _encrypted(json.dumps(turns)), max(time.time(), latest)
-    row = (check.request_id, check.tenant, check.conversation, content, kept_at)
+    content = _encrypted(json.dumps(turns))
+    names = (check.request_id, check.tenant, _hidden(check.conversation))
+    row = (*names, content, time.time())
     kept = changes.execute("INSERT INTO kept VALUES (NULL, ?, ?, ?, ?, ?)", row).lastrowid
     assert kept is not None
     for verdict in check.verdicts:
@@ -291,22 +309,37 @@ def _insert(changes: Connection, check: KeptCheck) -> int:
     return kept
 
 
+def _queued(_: int, content: str, notes: str, confident: int | None, *row: Any) -> QueuedReview:
+    readable = [note for note in map(_decrypted, json.loads(notes)) if note is not None]
+    is_confident = None if confident is None else bool(confident)
+    return QueuedReview(_messages(content), readable, is_confident, *row)
+
+
 def _tally(changes: Connection, kept: int, rule: str) -> Tally:
-    columns = "violation, allow, needed, settled"
-    query = f"SELECT {columns} FROM tally WHERE (kept, rule) = (?, ?)"
+    query = "SELECT violation, allow, needed, settled FROM tally WHERE (kept, rule) = (?, ?)"
     violation, allow, needed, settled = changes.execute(query, (kept, rule)).fetchone()
     return Tally(violation, allow, needed, bool(settled))
+
+
+def _keys() -> list[str]:
+    keys = os.environ.get(KEY, "")
+    if not keys:
+        raise GuardError(f"{KEY} is not set: what is kept is encrypted", remedy=SET_KEY)
+    return [key.strip() for key in keys.split(",")]
+
+
+def _hidden(conversation: str) -> str:
+    """A conversation's key as it is kept: of the plain one, a hash, short texts can be guessed."""
+    key, text = _keys()[0].encode(), f"conversation {conversation}".encode()
+    return hmac.digest(key, text, "sha256").hex()
 
 
 def cipher() -> MultiFernet:
     """What encrypts by the first of the environment's keys, and decrypts by each. Raises
     GuardError if there is none, or one that is malformed.
     """
-    keys = os.environ.get(KEY, "")
-    if not keys:
-        raise GuardError(f"{KEY} is not set: what is kept is encrypted", remedy=SET_KEY)
     try:
-        return MultiFernet([Fernet(key.strip()) for key in keys.split(",")])
+        return MultiFernet(map(Fernet, _keys()))
     except ValueError as error:
         raise GuardError(f"{KEY} is no key", remedy=SET_KEY) from error
 

@@ -12,9 +12,9 @@ CREATE TABLE IF NOT EXISTS kept (
     id           INTEGER PRIMARY KEY AUTOINCREMENT,
     request_id   TEXT NOT NULL,
     tenant       TEXT NOT NULL,  -- empty where there is none
-    conversation TEXT NOT NULL,  -- its key
+    conversation TEXT NOT NULL,  -- an HMAC of its key
     content      TEXT NOT NULL,  -- the messages as JSON
-    kept_at      REAL NOT NULL,  -- Unix time, never before that of an earlier row
+    kept_at      REAL NOT NULL,  -- Unix time
     UNIQUE (request_id, tenant, conversation)
 ) STRICT;
 CREATE INDEX IF NOT EXISTS kept_at ON kept (kept_at);
@@ -42,6 +42,12 @@ CREATE TABLE IF NOT EXISTS vote (
     FOREIGN KEY (kept, rule) REFERENCES verdict (kept, rule) ON DELETE CASCADE
 ) STRICT, WITHOUT ROWID;
 
+-- What came with a label of its tenant, where nothing was kept, and nobody else has labelled.
+CREATE VIEW IF NOT EXISTS brought AS
+SELECT tenant FROM kept
+WHERE NOT EXISTS (SELECT * FROM verdict WHERE kept = id AND version IS NOT NULL)
+    AND (SELECT count(DISTINCT reviewer) FROM vote WHERE kept = id) < 2;
+
 -- How many reviewers of a rule of a check voted for either label, and whether that settles it.
 CREATE VIEW IF NOT EXISTS tally AS
 SELECT *, needed <= max(violation, allow) AND min(violation, allow) = 0 AS settled
@@ -59,7 +65,8 @@ SELECT kept, content,
     confident, request_id, tenant, conversation, kept_at, rule, version, verdict, p_violation,
     threshold, violation + allow AS votes,
     CASE
-        WHEN verdict IS NULL OR violation + allow THEN 'reported'
+        WHEN violation + allow > (verdict IS NULL) THEN 'reported'
+        WHEN verdict IS NULL THEN 'brought'
         WHEN NOT confident THEN 'uncertain'
         WHEN verdict = 'violation' THEN 'flagged'
         ELSE 'sampled'

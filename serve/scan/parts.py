@@ -52,11 +52,9 @@ class ScanManifest:
         """
         changed = [rule for rule, version in self.rules.items() if cards[rule].version != version]
         if changed:
-            raise GuardError(
-                "trained again since the scan began",
-                got=", ".join(changed),
-                remedy="Wait for the training to end, and begin anew with FORCE=1 or OUT=",
-            )
+            problem, got = "trained again since the scan began", ", ".join(changed)
+            remedy = "Wait for the training to end, and begin anew with FORCE=1 or OUT="
+            raise GuardError(problem, got=got, remedy=remedy)
 
     def check_source(self, source: str) -> None:
         """Raise GuardError if a source is not as it was when the scan began: parts would have rows
@@ -145,12 +143,9 @@ def delete_scan(folder: Path) -> None:
     paths = sorted(folder.iterdir())
     foreign = [path.name for path in paths if not _is_own(path)]
     if foreign:
-        raise GuardError(
-            "the folder has more than a scan in it",
-            where=folder,
-            got=", ".join(foreign[:5]),
-            remedy="Move that elsewhere, or name another folder with OUT=",
-        )
+        problem, got = "the folder has more than a scan in it", ", ".join(foreign[:5])
+        remedy = "Move that elsewhere, or name another folder with OUT="
+        raise GuardError(problem, where=folder, got=got, remedy=remedy)
     for path in sorted(paths, key=lambda path: path.name == MANIFEST):
         path.unlink()
 
@@ -258,12 +253,9 @@ class PartFolder:
         if not changed and list(stored["sources"]) != list(inputs["sources"]):
             changed = ["the order of sources"]  # parts are numbered through them
         if changed:
-            raise GuardError(
-                "the folder holds a scan of something else",
-                where=self.folder,
-                got=f"changed: {', '.join(changed)}",
-                remedy="Name another folder with OUT=, or begin anew with FORCE=1",
-            )
+            problem, got = "the folder holds a scan of something else", ", ".join(changed)
+            remedy = "Name another folder with OUT=, or begin anew with FORCE=1"
+            raise GuardError(problem, where=self.folder, got=f"changed: {got}", remedy=remedy)
 
 
 def _to_disk(path: Path) -> None:

@@ -123,11 +123,8 @@ def _text_of(fields: Mapping[str, Any], name: str) -> str:
 
 def _conversation(fields: Any) -> tuple[Message, ...]:
     if not isinstance(fields, dict):
-        raise GuardError(
-            "a row must be an object",
-            got=repr(fields)[:60],
-            remedy="Write one JSON object per line: messages, or prompt and response, or text",
-        )
+        remedy = "Write one JSON object per line: messages, or prompt and response, or text"
+        raise GuardError("a row must be an object", got=repr(fields)[:60], remedy=remedy)
     return conversation_of(fields)
 
 
@@ -218,10 +215,8 @@ def _parquet(source: str) -> Iterator[RawRow]:
     names = file.schema_arrow.names
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        remedy = "Give every column a name of its own"
-        raise GuardError(
-            "columns of one name", where=source, got=", ".join(repeated), remedy=remedy
-        )
+        got, remedy = ", ".join(repeated), "Give every column a name of its own"
+        raise GuardError("columns of one name", where=source, got=got, remedy=remedy)
     size, _ = state_of(source)
     read, rows = 0, max(1, file.metadata.num_rows)
     for batch in file.iter_batches(batch_size=PARQUET_ROWS):

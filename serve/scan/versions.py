@@ -75,20 +75,13 @@ def find_pair(a: Path, b: Path) -> VersionPair:
     card_a, card_b = load_card(a), load_card(b)
     rule = card_a.rule
     if rule != card_b.rule:
-        raise GuardError(
-            "the two adapters answer different rules",
-            where=b,
-            got=f"{rule} and {card_b.rule}",
-            remedy="Name two versions of one rule",
-        )
+        problem, got = "the two adapters answer different rules", f"{rule} and {card_b.rule}"
+        raise GuardError(problem, where=b, got=got, remedy="Name two versions of one rule")
     bases = [f"{card.base} {card.base_revision[:12]}" for card in (card_a, card_b)]
     if bases[0] != bases[1]:
-        raise GuardError(
-            "the two adapters are on different bases: no prefill serves both",
-            where=b,
-            got=" and ".join(bases),
-            remedy="`make eval MODEL=…,…` puts two bases side by side",
-        )
+        problem = "the two adapters are on different bases: no prefill serves both"
+        remedy = "`make eval MODEL=…,…` puts two bases side by side"
+        raise GuardError(problem, where=b, got=" and ".join(bases), remedy=remedy)
     if card_a.version == card_b.version:
         remedy = "`make rules` names the folders of older versions"
         raise GuardError("A and B are the same weights", where=b, got=a, remedy=remedy)

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pytest import MonkeyPatch
 
 from eval.answers import Answer
 from eval.trial import Trial, load_trial
@@ -89,7 +90,7 @@ def prompts_of_the_toy_base() -> Iterator[None]:
             return SimpleNamespace(hash="prompt")
         return prompt_builder(recipe)
 
-    with pytest.MonkeyPatch.context() as patch:
+    with MonkeyPatch.context() as patch:
         patch.setattr("eval.trial.prompt_builder", builder)
         yield
 
@@ -151,30 +152,18 @@ class World:
         predictions = [(key, "test", logit) for key, logit in logits.items()]
         write_predictions(folder, [*predictions, ("other", "validation", 0.0)])
         rule = load_rule(name, self.rules)
-        data = self.runs.data(name)
+        data, text = self.runs.data(name), rule.text(self.recipe.rule_turn)
         fields: dict[str, object] = {
-            "rule": name,
-            "rule_text": rule.text(self.recipe.rule_turn),
-            "rule_hash": text_hash(rule.text(self.recipe.rule_turn)),
-            "prompt_hash": "prompt",
-            "answer_hash": answer_hash(),
-            "method": method,
-            "model": self.recipe.name,
-            "base": self.recipe.base,
+            **{"rule": name, "rule_text": text, "rule_hash": text_hash(text)},
+            **{"prompt_hash": "prompt", "answer_hash": answer_hash(), "method": method},
+            **{"model": self.recipe.name, "base": self.recipe.base},
             "base_revision": self.recipe.base_revision,
             "data_hash": fingerprint(*(data / f"{split}.jsonl" for split in SPLITS)),
             "test_sha256": hashlib.sha256((data / "test.jsonl").read_bytes()).hexdigest(),
-            "seed": seed,
             "recipe": self.recipe.training_settings(method),
-            "versions": {},
-            "metrics": {},
-            "temperature": 2.0,
-            "bias": 0.0,
-            "uncertainty_band": (0.5, 0.5),
-            "coverage": None,
-            "threshold": 0.5,
-            "max_fpr": rule.max_fpr,
-            "files": file_digests(folder, method),
+            **{"seed": seed, "versions": {}, "metrics": {}, "coverage": None},
+            **{"temperature": 2.0, "bias": 0.0, "uncertainty_band": (0.5, 0.5), "threshold": 0.5},
+            **{"max_fpr": rule.max_fpr, "files": file_digests(folder, method)},
         }
         Card(**{**fields, **card}).save(folder)  # type: ignore[arg-type]
         return folder

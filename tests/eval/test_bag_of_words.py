@@ -17,7 +17,6 @@ from guard.rule import Reads
 
 NOISE = [f"{first}{second}" for first, second in itertools.product("bcdfgh", "aeiou")]
 
-
 Turns = Callable[[int, list[str]], list[Message]]
 
 

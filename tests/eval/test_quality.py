@@ -74,11 +74,8 @@ def test_an_auroc_has_an_interval_and_is_compared_with_the_bag_of_words_pair_by_
     bag = answers((labels + shared).tolist())
     better = {seed: answers((labels * 1.3 + shared).tolist()) for seed in (0, 1)}
     measured, words = method_quality(rows, better, bag_of_words=bag), method_quality(rows, {0: bag})
-    gain, area, interval = (
-        measured.auroc_minus_bag_of_words,
-        measured.metrics["auroc"],
-        measured.auroc_ci95,
-    )
+    gain, area = measured.auroc_minus_bag_of_words, measured.metrics["auroc"]
+    interval = measured.auroc_ci95
     assert area is not None and interval is not None and interval[0] < area < interval[1]
     assert gain is not None and gain.mean == pytest.approx(area - (words.metrics["auroc"] or 0))
     assert gain.ci95[0] > 0 and gain.ci95[1] - gain.ci95[0] < (interval[1] - interval[0]) / 2

@@ -70,9 +70,8 @@ def test_flips_and_what_is_right_are_counted(world: World) -> None:
         is_instruction, label = perturbation.trick == "instruction", perturbation.example.label
         violating += is_instruction and label
         fooled.append(Answer(bool(label) and not is_instruction))
-    tricks = robustness(plain, perturbed, right, dict.fromkeys(plain.methods, tuple(fooled)))[
-        "alora"
-    ]
+    wrong = dict.fromkeys(plain.methods, tuple(fooled))
+    tricks = robustness(plain, perturbed, right, wrong)["alora"]
     trick = tricks["instruction"]
     assert trick.n == TRICKED  # a word to the judge can always be added
     assert (trick.flips, trick.right_before) == (violating, TRICKED)

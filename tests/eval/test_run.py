@@ -108,19 +108,6 @@ def test_a_second_run_asks_nothing_unless_it_is_forced(world: World) -> None:
     assert sum(request.adapter is None for request in engine.requests) == 10
 
 
-def test_the_report_is_of_the_rules_that_are_asked_for(world: World) -> None:
-    world.add_rule("medical", examples=10)
-    world.add_rule("legal", examples=10)
-    evaluate(world, "medical")
-    engine = ToyEngine(guess_or_read)
-    evaluate(world, "legal", engine=engine)
-    assert all("legal" in name for name in engine.opened_with[0])
-    assert list(report_json(world)["rules"]) == ["legal"]
-    evaluate(world, engine=engine)
-    assert list(report_json(world)["rules"]) == ["legal", "medical"]
-    assert len(engine.opened_with) == 1
-
-
 def test_another_judge_outdates_an_evaluation(world: World, monkeypatch: MonkeyPatch) -> None:
     world.add_rule("medical", examples=10)
     world.add_rule("legal", examples=10)

@@ -38,16 +38,12 @@ def evaluated(world: World, selection: str = "all", engine: ToyEngine | None = N
     return engine
 
 
-def evaluation_file(world: World) -> Path:
-    return world.runs.root / "toy/medical/eval/evaluation.json"
-
-
 @pytest.mark.parametrize("content", [None, '{"rule": "medi', '{"rule": "medical"}', "\u00ff"])
 def test_a_lost_or_torn_evaluation_is_made_again(content: str | None, world: World) -> None:
     world.add_rule("medical", examples=10)
     world.add_rule("legal", examples=10)
     evaluated(world)
-    evaluation = evaluation_file(world)
+    evaluation = world.runs.root / "toy/medical/eval/evaluation.json"
     whole = evaluation.read_bytes()
     evaluation.unlink() if content is None else evaluation.write_text(content, encoding="latin-1")
     assert [trial.rule.id for trial in stage(world).outdated] == ["medical"]

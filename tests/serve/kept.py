@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from guard.layout import Runs
 from guard.weights.card import Card
 from serve.registry.change import PreparedChange, RolloutChange, prepared
 from serve.registry.history import RuleHistory, history
-from serve.registry.registry import RegisteredRule, Registry, Version
+from serve.registry.registry import Alias, RegisteredRule, Registry, Version
 from serve.registry.rollout import Rollout, TrialVersion
 from serve.registry.source import RolloutSource
 from tests.serve.cluster.words_engine import save_words
@@ -26,8 +27,11 @@ class KeptVersions(RolloutSource):
         folder = save_words(self.root / "trained" / rule, weights)
         return self.registry.register(folder, actor="ann", note=weights.decode())
 
+    def aliases(self, rule: str) -> Mapping[Alias, str]:
+        return self.registry.aliases(RegisteredRule("tiny", rule, "alora"))
+
     def champion(self, rule: str) -> str:
-        return self.registry.aliases(RegisteredRule("tiny", rule, "alora"))["champion"]
+        return self.aliases(rule)["champion"]
 
     def find(self, rule: str, served: Card | None = None) -> Rollout | None:
         return self.registry.rollout(RegisteredRule("tiny", rule, "alora"))

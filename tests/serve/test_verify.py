@@ -61,26 +61,19 @@ def followed(*paths: Path, key: ReceiptKey | None = None) -> Ledger:
     return ledger
 
 
-def edited(lines: list[str]) -> list[str]:
-    return [*lines[:2], lines[2].replace('"p_violation": 0.75', '"p_violation": 0.45'), *lines[3:]]
-
-
-def edited_to_a_piece(lines: list[str]) -> list[str]:
-    return [*lines[:2], lines[2][:50], *lines[3:]]
-
-
-def without_its_hash(lines: list[str]) -> list[str]:
-    return [*lines[:2], lines[2].partition(', "hash"')[0] + "}", *lines[3:]]
+def third(change: Callable[[str], str]) -> Callable[[list[str]], list[str]]:
+    """A log whose third line is changed."""
+    return lambda lines: [*lines[:2], change(lines[2]), *lines[3:]]
 
 
 FAULTS: Mapping[str, Callable[[list[str]], list[str]]] = {
-    "log:3: the line was edited": edited,
-    "log:3: not cut off but edited": edited_to_a_piece,
+    "log:3: the line was edited": third(lambda line: line.replace("0.75", "0.45")),
+    "log:3: not cut off but edited": third(lambda line: line[:50]),
     "log:3: 1 lines before it are missing": lambda lines: [*lines[:2], *lines[3:]],
     "log:3: 2 lines before it are missing": lambda lines: [*lines[:2], *lines[4:]],
     "log:3: 1 lines before": lambda lines: [*lines[:2], lines[3], lines[2], *lines[4:]],  # swapped
     "log:4: it does not follow": lambda lines: [*lines[:3], lines[2], *lines[3:]],  # twice
-    "log:3: no receipt": without_its_hash,
+    "log:3: no receipt": third(lambda line: line.partition(', "hash"')[0] + "}"),
 }
 
 
@@ -186,6 +179,22 @@ def test_a_new_file_begins_once_the_last_line_of_the_renamed_one_is_written(
         fcntl.flock(file, fcntl.LOCK_UN)
         later.join()
     assert followed(renamed, log).kinds["check"] == 9
+
+
+def test_what_is_taken_out_under_a_running_server_is_missing_and_a_later_beginning_is_told(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "log"
+    log = AuditLog(path)
+    for _ in range(4):
+        log.checked(record())
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:3]))
+    log.checked(record())
+    with pytest.raises(BrokenReceipt, match="log:4: 2 lines before it are missing"):
+        followed(path)
+    path.write_text("".join(lines[2:]))
+    assert "begins at number 3" in followed(path).summary()
 
 
 def test_a_line_that_was_cut_off_is_named_and_breaks_nothing(tmp_path: Path) -> None:

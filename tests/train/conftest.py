@@ -24,13 +24,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from guard.conversation.example import (
-    GENERATOR,
-    Example,
-    Message,
-    read_examples,
-    write_examples,
-)
+from guard.conversation.example import GENERATOR, Example, Message, read_examples, write_examples
 from guard.errors import GuardError
 from guard.layout import Runs
 from guard.method import PEFT_CONFIG, PEFT_WEIGHTS, WORDS
@@ -38,6 +32,7 @@ from guard.prompt.decoder import Prompt, PromptBuilder
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.recipe import MODELS, MethodSettings, Recipe, load_recipe
 from guard.rule import Rule
+from train.adapter.steps import EarlyStopping
 from train.adapter.trained import TrainedAdapter
 from train.examples import Row, Rows, load
 from train.job import Job
@@ -96,23 +91,19 @@ def toy_base(toy_bases: Callable[[str], Path]) -> Path:
     return toy_bases("qwen3")
 
 
+OF_ALL_TOYS: dict[str, Any] = {"dtype": "float32", "context_tokens": 512}
+OF_ALL_TOYS |= {"engine": {"max_lora_rank": 16}}
+
+
 def recipe(base: Path | str, **trainer: object) -> Recipe:
     shared = {"num_train_epochs": 3, "per_device_train_batch_size": 8, "learning_rate": 1e-2}
     shared |= {"gradient_checkpointing": False, "save_steps": 5}
-    return Recipe.model_validate(
-        {
-            "name": "toy",
-            "base": str(base),
-            "dtype": "float32",
-            "context_tokens": 512,
-            "trainer": shared | trainer,
-            "methods": {
-                "lora": {"lora": {"r": 8, "lora_alpha": 16, "target_modules": "all-linear"}},
-                "alora": {"lora": {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}},
-            },
-            "engine": {"max_lora_rank": 16},
-        }
-    )
+    fields: dict[str, Any] = {"name": "toy", "base": str(base), **OF_ALL_TOYS}
+    fields["methods"] = {
+        "lora": {"lora": {"r": 8, "lora_alpha": 16, "target_modules": "all-linear"}},
+        "alora": {"lora": {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}},
+    }
+    return Recipe.model_validate(fields | {"trainer": shared | trainer})
 
 
 def conversation(rng: random.Random, label: int) -> tuple[Message, ...]:
@@ -223,6 +214,14 @@ def calls_of(monkeypatch: MonkeyPatch, owner: object, name: str) -> list[tuple[A
     return calls
 
 
+def record_losses(monkeypatch: MonkeyPatch, loss_at: Callable[[int], float]) -> None:
+    """The validation loss that early stopping is told at each step."""
+    record = EarlyStopping.record
+    monkeypatch.setattr(
+        EarlyStopping, "record", lambda self, step, _, best: record(self, step, loss_at(step), best)
+    )
+
+
 decoder_builder = functools.cache(PromptBuilder.from_base)
 
 
@@ -293,23 +292,10 @@ def toy_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def encoder_recipe(base: Path, **trainer: object) -> Recipe:
     shared = {"max_steps": 20, "eval_steps": 10, "per_device_train_batch_size": 8}
     shared |= {"learning_rate": 1e-2}
-    return Recipe.model_validate(
-        {
-            "name": "toy",
-            "kind": "encoder",
-            "base": str(base),
-            "dtype": "float32",
-            "context_tokens": 512,
-            "window_tokens": WINDOW,
-            "rule_turn": "none",
-            "trainer": shared | trainer,
-            "methods": {
-                "lora": {"lora": {"r": 4, "lora_alpha": 8, "target_modules": ["query", "dense"]}},
-                "head": {},
-            },
-            "engine": {"max_lora_rank": 16},
-        }
-    )
+    lora = {"r": 4, "lora_alpha": 8, "target_modules": ["query", "dense"]}
+    fields: dict[str, Any] = {"name": "toy", "kind": "encoder", "base": str(base), **OF_ALL_TOYS}
+    fields |= {"window_tokens": WINDOW, "rule_turn": "none", "trainer": shared | trainer}
+    return Recipe.model_validate(fields | {"methods": {"lora": {"lora": lora}, "head": {}}})
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest import CaptureFixture
 
 from guard.conversation.example import (
     GENERATOR,
@@ -103,7 +104,7 @@ def test_every_prompt_beyond_the_context_is_named_and_counted(folder: Path) -> N
 
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_long_training_rows_of_the_generator_alone_are_left_out(
-    folder: Path, capsys: pytest.CaptureFixture[str], split: str
+    folder: Path, capsys: CaptureFixture[str], split: str
 ) -> None:
     long = (Message("user", "refund " * 600),)
 

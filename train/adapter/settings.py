@@ -88,7 +88,11 @@ def trainer_config(job: Job) -> SFTConfig:
     _check_keys(job.recipe.trainer, SFTConfig, owned, f"{recipe}: trainer")
     _check_keys(job.settings.trainer, SFTConfig, owned, f"{recipe}: {section}")
     where = f"{recipe}: trainer and {section}"
-    _check_schedule(job.trainer.get("lr_scheduler_type"), where)
+    schedule = job.trainer.get("lr_scheduler_type")
+    if schedule in OF_A_METRIC:
+        problem = "a schedule that needs a metric, which training does not give it"
+        remedy = "Take another lr_scheduler_type, such as cosine"
+        raise GuardError(problem, where=where, got=schedule, remedy=remedy)
     with refusals("SFTConfig", where):
         config = SFTConfig(**defaults | job.trainer | owned)
     _check_range(config, where)
@@ -213,13 +217,6 @@ def _check_rank(job: Job, where: str) -> None:
         problem = "the rank is above the engine's max_lora_rank: the adapter could not be served"
         remedy = "Lower r, or raise max_lora_rank"
         raise GuardError(problem, where=where, got=f"{rank} > {limit}", remedy=remedy)
-
-
-def _check_schedule(schedule: object, where: str) -> None:
-    if schedule in OF_A_METRIC:
-        problem = "a schedule that needs a metric, which training does not give it"
-        remedy = "Take another lr_scheduler_type, such as cosine"
-        raise GuardError(problem, where=where, got=schedule, remedy=remedy)
 
 
 def _check_range(config: SFTConfig, where: str) -> None:

@@ -88,7 +88,8 @@ class Training:
         self.objective = Objective(builder, job.reads, rows.train, start.held_out)
         self._words = start.words
         self._start = _comparable(start)
-        self._model = _adapted(job, start.base)
+        adapted = get_peft_model(cast(PreTrainedModel, start.base), lora_config(job))
+        self._model = cast(PeftModel, adapted.to(device()))
         self._weights = [weight for weight in self._model.parameters() if weight.requires_grad]
         self._optimizer, self._schedule = optimizer_of(
             self._config, self._weights, self._steps, job.name
@@ -218,11 +219,6 @@ def _generator() -> torch.Generator:
     if device().type == "cuda":
         return torch.cuda.default_generators[torch.cuda.current_device()]
     return torch.default_generator
-
-
-def _adapted(job: Job, base: nn.Module) -> PeftModel:
-    adapted = get_peft_model(cast(PreTrainedModel, base), lora_config(job))
-    return cast(PeftModel, adapted.to(device()))
 
 
 @dataclass(frozen=True)

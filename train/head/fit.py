@@ -172,7 +172,8 @@ def fitted_to_own_rows(
     heads = [*regression.fits(settings), prior]
     losses = [validation.loss(head) * len(validation.rows) for head in heads]
     shares = softmax(-np.array(losses))
-    regression = Regression(train.joined_with(validation), vocabulary, prior)
+    rows, spans = [*train.rows, *validation.rows], [*train.spans, *validation.spans]
+    regression = Regression(ReadRows(rows, spans), vocabulary, prior)
     refitted_heads = [*regression.fits(settings), prior]
     return mean_head(refitted_heads, shares), mean_head(heads, shares)
 

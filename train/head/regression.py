@@ -136,9 +136,6 @@ class ReadRows:
     def own(self) -> ReadRows:
         return self.at(i for i, row in enumerate(self.rows) if not row.is_generated)
 
-    def joined_with(self, added: ReadRows) -> ReadRows:
-        return ReadRows([*self.rows, *added.rows], [*self.spans, *added.spans])
-
     def vocabulary(self) -> NgramVocabulary:
         return NgramVocabulary.of([spans.words for spans in self.spans])
 

@@ -39,6 +39,9 @@ MAX_TEXTS = 256  # of a request that has several, each checked by itself
 MAX_TURNS = 500  # of a conversation that is checked at the end of each
 CONSOLE_PATH = "/console"  # of people, also of those who have not said yet who they are
 MAX_FORMS, MAX_FORM_BYTES = 32, 2**20  # that the console reads at once, beside all checks
+# Its forms that need no session, whose number keeps nobody out who has one.
+OPEN_PATHS = (f"{CONSOLE_PATH}/login", f"{CONSOLE_PATH}/logout")
+MAX_LOGIN_BYTES, LOGIN_S = 4096, 5.0
 STREAM_PATH = "/v1/check/stream"  # its bodies are written slowly
 STREAM_S = 1800.0  # that a reply may be written for
 TEXTS_AT_ONCE = 16  # of one request in the engine, so that others find room beside it
@@ -66,7 +69,7 @@ Metadata = Annotated[
     BeforeValidator(_has_few_keys),
 ]
 
-RequestKind = Literal["request", "stream", "console"]
+RequestKind = Literal["request", "stream", "console", "login"]
 
 KINDS: tuple[RequestKind, ...] = get_args(RequestKind)
 
@@ -86,6 +89,8 @@ def kind_of(scope: Scope) -> RequestKind:
     path = route_path(scope)
     if path == STREAM_PATH:
         return "stream"
+    if path in OPEN_PATHS:
+        return "login"
     if path.startswith(CONSOLE_PATH):
         return "console"
     return "request"
@@ -137,16 +142,17 @@ class BoundedBodies:
 
     def _admitted(self, kind: RequestKind, scope: Scope, receive: Receive) -> Receive:
         """The request's bounded body; `scope` has its deadline. Raises HTTPException."""
-        own_limits = {"stream": MAX_STREAMS, "console": MAX_FORMS}
+        own_limits = {"stream": MAX_STREAMS, "console": MAX_FORMS, "login": MAX_FORMS}
         limit = own_limits.get(kind, self._max_requests or MAX_REQUESTS)
         if self._under_way[kind] >= limit:
             raise HTTPException(503, TOO_MANY, RETRY_AFTER)
-        most = MAX_FORM_BYTES if kind == "console" else MAX_BYTES
+        most = {"console": MAX_FORM_BYTES, "login": MAX_LOGIN_BYTES}.get(kind, MAX_BYTES)
         max_bytes = min(most, scope["caller"].limits.body_bytes or most)
         stated = Headers(scope=scope).get("content-length", "")
         if stated.isdecimal() and int(stated) > max_bytes:
             raise _too_large(max_bytes)
-        scope["seconds"] = _seconds(scope, self._timeout_s)
+        longest_s = min(self._timeout_s, LOGIN_S) if kind == "login" else self._timeout_s
+        scope["seconds"] = _seconds(scope, longest_s)
         scope["deadline"] = time.monotonic() + scope["seconds"]
         return unpacked(_bounded(receive, scope, max_bytes), scope, max_bytes)
 

@@ -11,9 +11,11 @@ import contextlib
 import fcntl
 import glob
 import os
+import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from io import FileIO
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,10 @@ DESCRIBED = (  # of a card: which weights judge, on which base, by whose rows an
     *("test_sha256", "prompt_hash", "answer_hash", "temperature", "bias", "threshold"),
     "uncertainty_band",
 )
+OF_A_STREAM = ("verdict", "ending", "failure", "came", "judged", "released")
 UNKNOWN = -1  # a size that no file has
+NOT_OF_THE_CHAIN = (FileNotFoundError, PermissionError, GuardError)  # a file beside the log
+LOCK_TRIES, LOCK_POLL_S = 500, 0.002  # a second together
 
 
 class AuditLog:
@@ -39,8 +44,8 @@ class AuditLog:
     renamed, as logrotate does, is left behind, and the next line begins a new one, which goes on
     with the chain. So does the line behind one that was cut off, with the last whole one.
 
-    Raises GuardError if it cannot be opened. A line that cannot be written is an error of its
-    check: what leaves no trace is not answered.
+    Raises GuardError if it cannot be opened, or ends with what are no receipts. A line that cannot
+    be written is an error of its check: what leaves no trace is not answered.
     """
 
     def __init__(self, path: Path, key: ReceiptKey | None = None) -> None:
@@ -51,6 +56,7 @@ class AuditLog:
         self._described: set[str] = set()  # the versions that it described in this file
         try:
             self._file = self._opened()
+            chain_end(self._file)
         except OSError as error:
             remedy = "Name a file that can be written"
             raise GuardError(f"no audit log: {error}", where=path, remedy=remedy) from error
@@ -91,31 +97,37 @@ class AuditLog:
             self._described.clear()
             return b"", self._renamed_end()
         is_cut = os.pread(self._file.fileno(), 1, size - 1) != b"\n"
-        return b"\n" * is_cut, chain_end(self._file) or self._renamed_end()
+        return b"\n" * is_cut, self._last(chain_end(self._file) or self._renamed_end())
 
     def _renamed_end(self) -> ChainEnd:
         """The last receipt of the files that had this name before."""
-        ends = [self._end]
+        end = self._end
         for path in self._path.parent.glob(f"{glob.escape(self._path.name)}?*"):
-            with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:
-                fcntl.flock(file, fcntl.LOCK_EX)  # another process may be at its last line
-                ends.append(chain_end(file) or ChainEnd())
-        return max(ends)
+            if self._is_at(path) or not path.is_file():  # say a link, or a pipe
+                continue
+            with contextlib.suppress(*NOT_OF_THE_CHAIN), path.open("rb", buffering=0) as file:
+                _lock(file)  # another process may be at its last line
+                end = max(end, chain_end(file) or end)
+        return self._last(end)
+
+    def _last(self, end: ChainEnd) -> ChainEnd:
+        """This end, or what this process wrote where that was taken out of the file."""
+        return max(self._end, end, key=attrgetter("number"))
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the file that has the name now. No other one is held meanwhile: whoever waits for
         this one may hold that.
         """
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        _lock(self._file)
         try:
-            while not self._is_in_place():
-                self._end = chain_end(self._file) or self._end
+            while not self._is_at(self._path):
+                self._end = self._last(chain_end(self._file) or self._end)
                 renamed, self._file = self._file, self._opened()
                 renamed.close()
                 self._size = UNKNOWN
                 self._described.clear()
-                fcntl.flock(self._file, fcntl.LOCK_EX)
+                _lock(self._file)
             yield
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
@@ -124,55 +136,55 @@ class AuditLog:
         # Unbuffered, what is appended is one write at the end.
         return self._path.open("a+b", buffering=0)
 
-    def _is_in_place(self) -> bool:
+    def _is_at(self, path: Path) -> bool:
         try:
-            return os.path.samestat(self._path.stat(), os.fstat(self._file.fileno()))
+            return os.path.samestat(path.stat(), os.fstat(self._file.fileno()))
         except FileNotFoundError:
             return False
+
+
+def _lock(file: FileIO) -> None:
+    """Raises OSError where somebody else holds it for long: no check is answered meanwhile."""
+    for _ in range(LOCK_TRIES):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(LOCK_POLL_S)
+    raise OSError("another process holds the audit log")
 
 
 def _time(began_s: float) -> str:
     return datetime.fromtimestamp(began_s, UTC).isoformat(timespec="milliseconds")
 
 
-def _card_line(card: Card, time: str) -> dict[str, Any]:
+def _card_line(card: Card, at: str) -> dict[str, Any]:
     described = card.model_dump(mode="json", include=set(DESCRIBED))
-    return {"kind": "version", "time": time, "version": card.version, **described}
+    return {"kind": "version", "time": at, "version": card.version, **described}
 
 
-def _stream_line(record: StreamRecord) -> dict[str, Any]:
-    return {
-        "kind": "stream",
+def _stated(kind: str, record: CheckRecord | StreamRecord, fields: Sequence[str]) -> dict[str, Any]:
+    """What lines of both kinds say, and these fields of the record."""
+    line = {
+        "kind": kind,
         "time": _time(record.began_s),
         "request_id": record.request.request_id,
         "tenant": record.request.tenant,
         "format": record.request.wire_format,
         "rule_set": record.rule_set.name,
-        "verdict": record.verdict,
-        "ending": record.ending,
-        "failure": record.failure,
-        "came": record.came,
-        "judged": record.judged,
-        "released": record.released,
-        "held": record.came - record.released,
     }
+    return line | {name: getattr(record, name) for name in fields}
+
+
+def _stream_line(record: StreamRecord) -> dict[str, Any]:
+    line = _stated("stream", record, OF_A_STREAM)
+    return line | {"held": record.came - record.released}
 
 
 def _line(record: CheckRecord) -> dict[str, Any]:
-    request = record.request
-    line: dict[str, Any] = {
-        "kind": "check",
-        "time": _time(record.began_s),
-        "request_id": request.request_id,
-        "tenant": request.tenant,
-        "format": request.wire_format,
-        "rule_set": record.rule_set.name,
-        "verdict": record.verdict,
-        "decided_by": list(record.decision.decided_by) if record.decision else [],
-        "purpose": record.purpose,
-        "failure": record.failure,
-        "latency_ms": round(record.latency_s * 1000, 1),
-    }
+    line = _stated("check", record, ("verdict",))
+    line["decided_by"] = list(record.decision.decided_by) if record.decision else []
+    line |= {"purpose": record.purpose, "failure": record.failure}
+    line["latency_ms"] = round(record.latency_s * 1000, 1)
     if record.content_hash:
         line["content"] = record.content_hash
     check = record.check

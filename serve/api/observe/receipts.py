@@ -34,7 +34,7 @@ LINE = re.compile(
     rb'(?P<body>\{.*), "hash": "(?P<hash>[0-9a-f]{64})"(, "signature": "(?P<signature>[^"]*)")?\}'
 )
 CONTENT = b"centurion: the content of receipts"  # what the derived key is for
-TAIL_BYTES = 2**14
+TAILS_BYTES = (2**14, 2**18, 2**22)  # of a file, in which its last receipt is looked for
 MAKE_KEY = "`openssl genpkey -algorithm ed25519 -out key.pem` makes one"
 
 
@@ -141,11 +141,13 @@ def sealed(
 
 
 def chain_end(file: FileIO) -> ChainEnd | None:
-    """The last whole receipt of a file; None if it has none."""
-    size, window = os.fstat(file.fileno()).st_size, TAIL_BYTES
+    """The last whole receipt of a file; None if it has none. Raises GuardError where the end of a
+    long file has none.
+    """
+    size = os.fstat(file.fileno()).st_size
     if not size or os.pread(file.fileno(), 1, 0) != b"{":  # say, one that was compressed
         return None
-    while True:
+    for window in TAILS_BYTES:
         first, *lines = os.pread(file.fileno(), window, max(0, size - window)).split(b"\n")
         if window >= size:
             lines.insert(0, first)  # else it is the end of one
@@ -154,4 +156,5 @@ def chain_end(file: FileIO) -> ChainEnd | None:
                 return receipt.end
         if window >= size:
             return None
-        window *= 8
+    problem, remedy = "its last lines are no receipts", "Move the file away, or name another one"
+    raise GuardError(f"no audit log: {problem}", where=str(file.name), remedy=remedy)

@@ -54,16 +54,6 @@ def random_adapters(
         yield adapters
 
 
-@contextlib.contextmanager
-def random_copies(
-    recipe: Recipe, count: int
-) -> Iterator[tuple[dict[str, list[str]], dict[str, Path]]]:
-    """One random adapter of each of the recipe's methods, as `copies` of it."""
-    methods = recipe.adapter_methods
-    with random_adapters(recipe, methods, 1) as adapters:
-        yield copies({method: [adapters[f"{method}-0"]] for method in methods}, count)
-
-
 def save_random_adapters(folders: Iterable[Path], recipe: Recipe, method: str) -> None:
     """Write adapter folders as training would, with the recipe's rank and targets, and heads where
     it has them. The weights are noise that no two adapters share. Raises GuardError for an encoder,

@@ -129,13 +129,10 @@ def _refuse_what_fails_later(recipe: Recipe, args: Mapping[str, Any]) -> None:
         got = "fully_sharded_loras"
         raise GuardError(f"{problem}: verdicts would be wrong", where=where, got=got, remedy=remedy)
     if installed_device() == "cuda" and args["dtype"] == "float32" and args["enable_lora"]:
-        raise GuardError(
-            "vLLM's low-rank kernels on a GPU read bfloat16 and float16 only",
-            where=f"recipe {recipe.name}: dtype",
-            got=args["dtype"],
-            remedy="Write `dtype: {cpu: float32, cuda: bfloat16}` and train again: thresholds are "
-            "made in the dtype of training",
-        )
+        problem = "vLLM's low-rank kernels on a GPU read bfloat16 and float16 only"
+        where, remedy = f"recipe {recipe.name}: dtype", "Write `dtype: {cpu: float32, cuda: "
+        remedy += "bfloat16}` and train again: thresholds are made in the dtype of training"
+        raise GuardError(problem, where=where, got=args["dtype"], remedy=remedy)
 
 
 def _from_memory(recipe: Recipe, args: Mapping[str, Any], adapters: int) -> dict[str, Any]:

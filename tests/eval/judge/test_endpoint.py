@@ -28,7 +28,6 @@ from tests.llm_endpoint import Reply, serving
 
 pytestmark = pytest.mark.slow
 
-
 RULE = Rule(
     id="medical",
     title="No medical advice",

@@ -81,19 +81,23 @@ def test_what_is_published_and_taken_back_is_served_at_once(
     kept.registry.verify()
 
 
-def test_a_version_that_is_refused_is_taken_back_and_the_trial_before_goes_on(
+def test_a_version_that_is_refused_is_taken_back_and_all_is_as_before(
     client: Client, kept: KeptVersions
 ) -> None:
     first, second = kept.champion(RULE), kept.train(RULE, b"second").id
-    assert decide(client, "mode", mode="canary:10%").json()["trial"]["version"] == second
-    bad = kept.train(RULE, BAD).id
-    refused = decide(client, "publish", version=bad)
+    decide(client, "publish")
+    third, bad = kept.train(RULE, b"third").id, kept.train(RULE, BAD).id
+    decide(client, "mode", mode="canary:10%", version=third)
+    before = kept.aliases(RULE)
+    assert before == {"champion": second, "previous": first, "candidate": bad}
+    refused = decide(client, "publish")
     assert refused.status_code == 409 and "cannot be served" in refused.json()["error"]
     assert str(kept.root) not in refused.text
-    assert kept.champion(RULE) == first and judging(client) == (first, second)
+    assert kept.aliases(RULE) == before and judging(client) == (second, third)
     assert kinds(kept)[-3:] == ["published", "rolled_back", "mode_set"]
     assert kept.registry.events()[-1].actor == "the server"
     kept.registry.verify()
+    assert decide(client, "rollback").json()["champion"]["version"] == first
 
 
 def test_a_mode_names_its_version_and_a_trial_that_cannot_be_served_is_over(
@@ -180,6 +184,9 @@ def test_a_publisher_decides_under_its_name_and_two_may_have_to(
                 assert refused.status_code == 403
         for _ in range(2):  # nobody counts twice
             assert publish(bob_s, second) == (first, 1)
+        around = {"reason": "better", "version": "candidate"}
+        refused = client.post(f"/admin/rules/{RULE}/rollback", json=around, headers=bob_s)
+        assert refused.status_code == 409 and "never champion" in refused.json()["error"]
         assert publish(HEADERS["publisher"], second) == (second, 2)
         actors = [(event.kind, event.actor) for event in kept.registry.events()[-2:]]
         assert actors == [("approved", "bob"), ("published", "publisher-1")]

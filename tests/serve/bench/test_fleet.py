@@ -28,7 +28,7 @@ from serve.bench.workload.prompts import random_rule_text
 from serve.engine import ScoreRequest
 from tests.serve.bench.toy_bench import bench_on
 from tests.serve.cards import prompts, recipe
-from tests.serve.guarded import CONVERSATION, guard_engine, peft_logit, save_adapter
+from tests.serve.guarded import CONVERSATION, peft_logit, save_adapter
 
 TEXT, REQUESTS, TOKENS = "The assistant must not be rude.", 24, 64
 SERVERS = (PEFT, ONE_SLOT, ALL_RESIDENT, BARE_BASE)
@@ -71,14 +71,6 @@ def test_the_fleet_has_servers_of_its_own_and_an_encoder_has_no_random_ones(tmp_
     assert {cell.adapters for cell in cells if cell.alpha is not None} == {fleet.FLEET}
     with pytest.raises(GuardError, match="Name a decoder"):
         bench_on("fleet", tmp_path, recipe=load_recipe("minilm")).main()
-
-
-@pytest.mark.slow
-def test_a_refused_request_ends_the_benchmark(tmp_path: Path) -> None:
-    bench = bench_on("fleet", tmp_path)
-    bench._folders, bench._running = {"nobody's rule": tmp_path}, {ONE_SLOT: guard_engine()}
-    with pytest.raises(GuardError, match="1 slot: a benchmark request was refused"):
-        bench._run(FleetCell("lora", 1, None, 3, ONE_SLOT), [0, 0, 0], seed=0)
 
 
 @pytest.mark.slow

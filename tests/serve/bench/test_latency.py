@@ -211,19 +211,15 @@ def test_a_next_turn_is_of_a_conversation_that_all_rules_have_checked(
 ) -> None:
     calls: list[tuple[int, Sequence[str]] | None] = []
 
-    class Recording:
-        counters = EngineCounters()
+    def check(messages: Sequence[Message], names: Sequence[str]) -> Check:
+        calls.append((len(messages), names))
+        return Check((), {}, cached_tokens=0, computed_tokens=len(calls), wall_ms=1.0)
 
-        def forget(self) -> None:
-            calls.append(None)
-
-        def check(self, messages: Sequence[Message], names: Sequence[str]) -> Check:
-            calls.append((len(messages), names))
-            return Check((), {}, cached_tokens=0, computed_tokens=len(calls), wall_ms=1.0)
-
+    forget: Any = lambda: calls.append(None)  # noqa: E731
+    recording: Any = SimpleNamespace(counters=EngineCounters(), forget=forget, check=check)
     monkeypatch.setattr(EncoderBench, "_trained", lambda *_: {})
     bench: EncoderBench = bench_on("encoder", tmp_path, "--beside", "none", recipe=recipe())
-    bench._engines = {"tiny": Recording()}  # type: ignore[dict-item]
+    bench._engines = {"tiny": recording}
     bench._names = {"alora on tiny": ["a", "b", "c"]}
     cell = EncoderCell(tokens=450, rules=2, line="alora on tiny, next turn", repeats=1)
     sample = bench.measure(cell, Repeat(0, 1, seed=0))
@@ -279,6 +275,3 @@ def test_every_trained_method_of_both_bases_is_measured_where_it_does_not_read_t
     assert lines_of() == ["head on minilm"]
     with pytest.raises(GuardError, match="no rule is trained by lora"):
         lines_of("--beside", "tiny")
-    untrained.append(("minilm", "head"))
-    with pytest.raises(GuardError, match="no rule is trained by lora"):
-        lines_of()

@@ -44,14 +44,10 @@ from tests.serve.serving import MESSAGES, serving
 
 BAD = [*ASKED, {"role": "assistant", "content": "forbidden"}]
 FINE = {"rule": "fine", "p_violation": 0.1, "threshold": 0.5, "confident": True}
-BODY: dict[str, Any] = {
-    "verdict": "allow",
-    "decided_by": ["fine"],
-    "results": [FINE | {"verdict": "allow"}],
-    "unjudged": [{"rule": "long", "code": "too_long", "reason": "it does not fit"}],
-    "usage": {"cached_tokens": 7, "computed_tokens": 3},
-    "latency_ms": 1.5,
-}
+LONG = {"rule": "long", "code": "too_long", "reason": "it does not fit"}
+BODY: dict[str, Any] = {"verdict": "allow", "decided_by": ["fine"], "unjudged": [LONG]}
+BODY |= {"results": [FINE | {"verdict": "allow"}], "latency_ms": 1.5}
+BODY |= {"usage": {"cached_tokens": 7, "computed_tokens": 3}}
 
 
 class Awaited:
@@ -175,11 +171,13 @@ def test_feedback_names_the_check_and_what_the_rule_should_have_said(kind: Clien
     guard, requests = answering(kind, responses)
     asked: Any = guard
     assert asked.feedback("ab-1", "words", "allow", reviewer="ann") == {"settled": False}
-    asked.feedback("ab-1", "words", "violation", reviewer="bob", note="a quotation")
-    stated = [json.loads(request.content) for request in requests]
+    more = {"note": "a quotation", "conversation": "c1", "messages": [{"role": "user"}]}
+    asked.feedback("ab-1", "words", "violation", reviewer="bob", **more)
     assert requests[0].url.path == "/v1/feedback"
+    first, second = (json.loads(request.content) for request in requests)
     ann = {"request_id": "ab-1", "rule": "words", "label": "allow", "reviewer": "ann"}
-    assert stated[0] == ann and stated[1]["note"] == "a quotation"
+    assert first == ann | {"note": "", "conversation": None, "messages": None}
+    assert second == ann | {"label": "violation", "reviewer": "bob"} | more
 
 
 def test_tools_are_judged_with_the_messages(guard: Guard) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from pytest import MonkeyPatch
 from starlette.exceptions import HTTPException
 
 from guard.errors import GuardError
@@ -288,7 +289,7 @@ def test_nothing_more_of_a_stream_is_released_once_no_replica_is_there(
 
 
 def test_replicas_that_are_late_or_gone_judge_nothing(
-    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: LocalCluster, monkeypatch: MonkeyPatch
 ) -> None:
     # The caller's time bounds the wait, and not this.
     monkeypatch.setattr("serve.cluster.service.CLOSING_S", 120.0)
@@ -340,7 +341,7 @@ def test_a_caller_who_is_gone_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_tenants_are_told_apart_and_their_checks_written_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     # So that all have come before one is answered, on a busy machine too.
     monkeypatch.setattr("tests.serve.cluster.words_engine.SLOW_S", 2.0)

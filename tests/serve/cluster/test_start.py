@@ -18,16 +18,12 @@ from types import SimpleNamespace
 import httpx
 import psutil
 import pytest
+from pytest import CaptureFixture, MonkeyPatch
 
-from guard.errors import GuardError
 from guard.home import ROOT
 from guard.layout import Runs
-from guard.recipe import load_recipe
 from serve.cluster.log import relayed
-from serve.cluster.served import ServedOptions
-from serve.cluster.start import _first_served
 from serve.registry.registry import Registry
-from serve.selection import ServedPart
 from tests.serve.cluster.words_cluster import REPLICA, p_of
 from tests.serve.guarded import CONVERSATION, save_adapter
 from tests.serve.server_process import StartedServer
@@ -146,7 +142,7 @@ except ValueError:
 
 
 def test_lines_of_other_processes_come_out_here_without_content(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: CaptureFixture[str]
 ) -> None:
     pipe = tmp_path / "log"
     command = [sys.executable, "-c", LOGS, str(pipe)]
@@ -161,7 +157,7 @@ def test_lines_of_other_processes_come_out_here_without_content(
 
 
 def test_a_stderr_that_is_gone_keeps_nobody_who_logs_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     def fail(line: str) -> None:
         raise BrokenPipeError
@@ -181,10 +177,3 @@ def test_a_stderr_that_is_gone_keeps_nobody_who_logs_waiting(
         if is_waiting:  # read what fills the pipe, so that this ends
             threading.Thread(target=pipe.read_bytes, daemon=True).start()
     assert not is_waiting
-
-
-def test_weights_that_are_no_version_are_refused_before_ray_starts(tmp_path: Path) -> None:
-    folders = {"pii_leak": save_adapter(tmp_path / "pii_leak", "pii_leak", seed=0)}
-    options = ServedOptions([ServedPart(load_recipe("tiny"), "alora", folders)])
-    with pytest.raises(GuardError, match=r"these weights are none.*Let runs/registry be written"):
-        _first_served(options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ from serve.console import add_console
 from serve.policy.rule_set import RuleSet
 from serve.registry.registry import RegisteredRule
 from serve.registry.reviews import KEY, KeptCheck, KeptVerdict, ReviewPolicy, ReviewStore
+from serve.scan.replay import PAGE
 from tests.serve.api.tenants import shop_and_bank
 from tests.serve.cluster.words_engine import WordsEngine
 from tests.serve.kept import KeptVersions
@@ -90,18 +90,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
 
 def save_replay(kept: KeptVersions) -> None:
-    """What `make replay` leaves, of one conversation that flips."""
+    """What `make replay` leaves."""
     folder = kept.runs.root / "replay"
     folder.mkdir()
-    stored = folder / "logs.jsonl"
-    turns = [{"role": turn.role, "content": turn.content} for turn in HOSTILE_TURNS]
-    stored.write_text(json.dumps({"messages": turns}) + "\n")
-    side = {"version": "0" * 64, "method": "alora", "threshold": 0.5}
-    flip = {"source": str(stored), "row": 1, "id": HOSTILE, "p_a": 0.1, "p_b": 0.9}
-    flip |= {"verdict_a": "allow", "verdict_b": "violation"}
-    share, counts = {"count": 1, "total": 1}, ("unjudged_a", "unjudged_b", "unjudged_a_and_b")
-    pair = {"a": side, "b": side, "differences": [HOSTILE], "judged": 1, "flipped": [flip]}
-    pair |= dict.fromkeys(("flagged_a", "flagged_b", "flips", "to_violation", "to_allow"), share)
-    pair |= dict.fromkeys((*counts, "confident_flips"), 0)
-    report = {"conversations": 1, "rules": {RULE: pair}}
-    (folder / "replay.json").write_text(json.dumps(report))
+    title = '<!doctype html><html lang="en"><title>Replay</title><h1>Replay</h1>'
+    (folder / PAGE).write_text(f"{title}<main>a quoted conversation</main>")

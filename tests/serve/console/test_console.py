@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import socket
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import httpx
 import pytest
 
+from guard.conversation.example import Message
 from guard.layout import Runs
-from serve.api.input.limits import MAX_FORM_BYTES
+from serve.api.input.limits import MAX_FORMS, MAX_LOGIN_BYTES, MAX_TURNS
+from serve.api.keeping import MOST_ASKING
 from serve.api.observe.traffic import Series
 from serve.console import add_console
 from serve.console.rules import SeenVersion, noticed
 from serve.registry.registry import RegisteredRule
+from serve.registry.reviews import KeptCheck, KeptVerdict
 from serve.tenants.admin import Admin
 from serve.tenants.sessions import IDLE_S, LONGEST_S, Sessions
 from tests.serve.cluster.words_cluster import REPLICA, LocalCluster, body
 from tests.serve.console.conftest import HOSTILE, RULE, ServedConsole, Start, save_replay
 from tests.waiting import wait_until
 
+SAID = [{"role": "user", "content": "it violates"}]
 RULE_PAGE = f"/console/rules/{RULE}"
 
 
@@ -41,7 +49,7 @@ def test_without_an_admin_s_key_every_page_leads_to_the_login(start: Start) -> N
         assert console.client.get("/console").status_code == 303
     # Nor does who has no key keep others from being checked.
     assert (
-        console.client.post("/console/login", content=bytes(MAX_FORM_BYTES + 1)).status_code == 413
+        console.client.post("/console/login", content=bytes(MAX_LOGIN_BYTES + 1)).status_code == 413
     )
     before = console.client.cookies["centurion_console"]
     answer = console.sign_in("viewer")
@@ -73,12 +81,21 @@ def test_a_form_without_the_token_of_its_session_does_nothing(start: Start) -> N
 def test_a_role_is_shown_what_it_may_do_and_refused_the_rest(start: Start, role: str) -> None:
     console = start()
     console.review_later(1)
+    save_replay(console.kept)
     console.sign_in(role)
     may_publish, may_review = role == "publisher", role != "viewer"
     assert ("/publish" in console.client.get(RULE_PAGE).text) == may_publish
-    assert ('value="violation"' in console.client.get("/console/reviews").text) == may_review
+    for path, shown in (
+        ("/console/reviews", 'value="violation"'),
+        ("/console/replays", "/console/replays/replay"),
+        ("/console/replays/replay", "a quoted conversation"),
+    ):
+        answer = console.client.get(path)
+        assert (answer.status_code == 200, shown in answer.text) == (may_review, may_review)
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
     third = console.versions[2]
-    fields = {"request_id": "request-0", "conversation": "0", "rule": RULE}
+    (review,) = console.store.queue("ann")
+    fields = {"request_id": "request-0", "conversation": review.conversation, "rule": RULE}
     vote = {"label": "allow", "skip": "0"} | fields
     for status, is_allowed in (
         (console.post("/console/reviews", "/console", **vote).status_code, may_review),
@@ -109,12 +126,11 @@ def test_what_another_person_decided_meanwhile_is_not_replaced(start: Start) -> 
 def test_what_people_and_conversations_say_is_shown_and_never_run(start: Start) -> None:
     console = start()
     console.review_later(1)
-    save_replay(console.kept)
     console.sign_in("publisher")
     second = console.versions[1]
     decide(console, "mode", version=second, mode="shadow", reason=HOSTILE)
     card = f"/console/versions/{second[:12]}"
-    pages = [RULE_PAGE, card, "/console/reviews", "/console/replays/replay"]
+    pages = [RULE_PAGE, card, "/console/reviews"]
     texts = [console.client.get(page).text for page in pages]
     typed = {"rule": RULE, "text": f"user: {HOSTILE}"}
     texts.append(console.post("/console/try", "/console/try", **typed).text)
@@ -130,19 +146,16 @@ def test_a_typed_conversation_is_judged_by_champion_and_trial_and_not_counted(st
     console.sign_in("publisher")
     third = console.versions[2]
     decide(console, "mode", version=third, mode="shadow")
-    for typed in ("user: it violates\nmuch", '[{"role": "user", "content": "it violates"}]'):
+    for typed, status in (("user: it violates\nmuch", 200), ("no speaker", 422), ("user: ", 422)):
         answer = console.post("/console/try", "/console/try", rule=RULE, text=typed)
-        assert answer.text.count(">violation</strong>") == 2
-    for typed in ("no speaker", "[1", '{"messages": []}'):
-        assert (
-            console.post("/console/try", "/console/try", rule=RULE, text=typed).status_code == 422
-        )
+        assert answer.status_code == status
+        assert answer.text.count(">violation</strong>") == 2 * (status == 200)
     assert 'class="n">0</td>' in console.client.get("/console").text
 
 
 def test_whoever_is_on_this_machine_needs_no_key_where_there_are_no_tenants(start: Start) -> None:
     console = start(has_tenants=False)
-    body = {"messages": [{"role": "user", "content": "it violates"}]}
+    body = {"messages": SAID}
     for _ in range(3):
         assert console.client.post("/v1/check", json=body).json()["verdict"] == "violation"
     page = console.client.get("/console").text
@@ -174,6 +187,84 @@ def test_what_somebody_should_look_at_is_said_on_top(start: Start) -> None:
     quarters[:, 0], quarters[-1] = 100, (100, 60, 30, 0, 0)
     said = list(noticed(SeenVersion(third, "enforce", Series(quarters))))
     assert "no verdict at 8%" in said[0] and "flagged 16.2% in the last hour, 0.0%" in said[1]
+
+
+def test_pages_are_made_while_a_few_wait_for_a_locked_review_store(start: Start) -> None:
+    console = start(has_tenants=False)
+    vote = {"rule": RULE, "label": "allow", "reviewer": "ann", "messages": SAID}
+
+    def label(number: int) -> int:
+        body = vote | {"request_id": str(number)}
+        return console.client.post("/v1/feedback", json=body, timeout=30).status_code
+
+    with (
+        closing(sqlite3.connect(console.store.file, isolation_level=None)) as holder,
+        ThreadPoolExecutor(MOST_ASKING + 4) as pool,
+    ):
+        holder.execute("BEGIN IMMEDIATE")
+        labelled = [pool.submit(label, number) for number in range(MOST_ASKING + 4)]
+        wait_until(lambda: sum(answer.done() for answer in labelled) == 4)
+        assert console.client.get("/console/try", timeout=3).status_code == 200
+        holder.execute("ROLLBACK")
+    statuses = sorted(answer.result() for answer in labelled)
+    assert statuses == [200] * MOST_ASKING + [503] * 4
+
+
+def test_who_sends_forms_slowly_without_a_session_keeps_nobody_out(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve.api.input.limits.LOGIN_S", 1.0)
+    console = start()
+    console.sign_in("reviewer")
+    with ExitStack() as open_connections:
+        for path in ("login", "reviews"):
+            head = f"POST /console/{path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n"
+            for _ in range(MAX_FORMS):
+                address = ("127.0.0.1", console.client.base_url.port)
+                connection = open_connections.enter_context(socket.create_connection(address))
+                form = "content-type: application/x-www-form-urlencoded\r\n\r\nk"
+                connection.sendall((head + form).encode())
+        wait_until(lambda: console.client.post("/console/login").status_code == 503)
+        assert console.post("/console/reviews/undo", "/console", skip="0").status_code == 303
+        wait_until(lambda: console.sign_in("reviewer").status_code == 303)
+
+
+def test_a_label_that_could_not_be_taken_back_can_be_once_more(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve.registry.database.LOCKED_S", 0.1)
+    console = start()
+    console.review_later(1)
+    console.sign_in("reviewer")
+    (review,) = console.store.queue("ann")
+    vote = {name: getattr(review, name) for name in ("request_id", "conversation", "rule")}
+    console.post("/console/reviews", "/console", label="allow", skip="0", **vote)
+    undo = ("/console/reviews/undo", "/console")
+    with closing(sqlite3.connect(console.store.file, isolation_level=None)) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        assert console.post(*undo, skip="0").status_code == 503
+    assert len(console.store.settled(RULE)) == 1
+    assert console.post(*undo, skip="0").status_code == 303
+    assert console.store.settled(RULE) == []
+
+
+def test_what_cannot_be_shown_is_said_on_the_page(start: Start) -> None:
+    console = start()
+    console.sign_in("publisher")
+    for turns in (MAX_TURNS, MAX_TURNS + 1):
+        said = KeptVerdict(RULE, "0" * 64, "violation", 0.9, 0.5, False)
+        messages = [Message("user", "hi")] * turns
+        console.store.keep(KeptCheck("request", "", str(turns), messages, (said,)))
+    assert console.client.get(f"/console/reviews?skip={10**20}").status_code == 422
+    for review in console.store.queue("ann"):
+        turns = len(review.messages or ())
+        skip = str(MAX_TURNS + 1 - turns)
+        fields = {"conversation": review.conversation, "skip": skip}
+        answer = console.post("/console/reviews/explain", "/console", **fields)
+        assert answer.status_code == (422 if turns > MAX_TURNS else 200)
+    console.kept.registry.file.write_bytes(b"no database at all, whatever it was before" * 99)
+    page = console.client.get("/console")
+    assert page.status_code == 200 and "is damaged" in page.text and RULE in page.text
 
 
 def test_of_replicas_all_are_counted(tmp_path: Path) -> None:

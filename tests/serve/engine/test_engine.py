@@ -332,18 +332,11 @@ def test_a_removed_adapter_ends_the_checks_under_way(engine: GuardEngine, tmp_pa
         engine.remove("new")
 
 
-@pytest.mark.parametrize("is_cut", [True, False])
-def test_what_vllm_cannot_load_is_refused(
-    engine: GuardEngine, tmp_path: Path, is_cut: bool
-) -> None:
+def test_what_vllm_cannot_load_is_refused(engine: GuardEngine, tmp_path: Path) -> None:
     folder = save_adapter(tmp_path / "broken", "broken", seed=24)
-    weights = folder / PEFT_WEIGHTS
-    if is_cut:
-        weights.write_bytes(weights.read_bytes()[:-100])
-    else:
-        tensors = load_file(weights)
-        next(iter(tensors.values()))[0, 0] = math.nan
-        save_file(tensors, weights)
+    tensors = load_file(folder / PEFT_WEIGHTS)
+    next(iter(tensors.values()))[0, 0] = math.nan
+    save_file(tensors, folder / PEFT_WEIGHTS)
     save_card(folder, "broken")
     with pytest.raises(GuardError, match="cannot load the adapter"):
         engine.add("broken", folder)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pytest import MonkeyPatch
+from pytest import LogCaptureFixture, MonkeyPatch
 from safetensors.numpy import save_file
 
 from guard.errors import GuardError
@@ -237,14 +237,6 @@ def empty_weights(folder: Path) -> None:
     (folder / "adapter_model.safetensors").write_bytes(b"")
 
 
-def other_prompt(folder: Path) -> None:
-    save_card(folder, "bad", prompt_hash="0" * 64)
-
-
-def other_rule(folder: Path) -> None:
-    save_card(folder, "good")
-
-
 def test_one_broken_rule_is_left_out(restarted: GuardEngines, folders: dict[str, Path]) -> None:
     weights = folders["bad"] / "adapter_model.safetensors"
     served_before, not_the_card_s = weights.read_bytes(), "the weights are not those of the card"
@@ -270,8 +262,15 @@ def test_one_broken_rule_is_left_out(restarted: GuardEngines, folders: dict[str,
         restarted.restart()
 
 
-@pytest.mark.parametrize("spoil", [empty_weights, other_prompt, other_rule])
-def test_the_second_start_has_sound_rules(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+SPOILS: list[Callable[[Path], object]] = [
+    empty_weights,
+    lambda folder: save_card(folder, "bad", prompt_hash="0" * 64),
+    lambda folder: save_card(folder, "good"),
+]
+
+
+@pytest.mark.parametrize("spoil", SPOILS)
+def test_the_second_start_has_sound_rules(tmp_path: Path, spoil: Any) -> None:
     names = ("bad", "good", "again")
     folders = save_rules(tmp_path, *names)
     starts: list[list[str]] = []
@@ -310,10 +309,7 @@ class BrittleBackend(ToyBackend):
 
 @pytest.mark.parametrize("is_mortal", [False, True])
 def test_a_rule_that_breaks_vllm_is_left_out_unless_the_engine_is_dead_of_it(
-    folders: dict[str, Path],
-    monkeypatch: MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    is_mortal: bool,
+    folders: dict[str, Path], monkeypatch: MonkeyPatch, caplog: LogCaptureFixture, is_mortal: bool
 ) -> None:
     monkeypatch.setattr(BrittleBackend, "is_mortal", is_mortal)
     backends: list[type[ToyBackend]] = [ToyBackend, BrittleBackend, BrittleBackend, ToyBackend]
@@ -358,13 +354,6 @@ def test_an_engine_that_does_not_start_leaves_its_rules_and_folders_known(tmp_pa
         assert starts == [{}, folders, folders]
 
 
-def kill(engine: GuardEngine, *, is_clearable: bool) -> None:
-    """Take the model from the engine's worker, or its cache too: no batch succeeds any more."""
-    runner(engine).model = None
-    if not is_clearable:
-        runner(engine).kv_caches = None
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("is_clearable", [True, False])
 def test_a_killed_engine_serves_again_what_it_did(tmp_path: Path, *, is_clearable: bool) -> None:
@@ -387,7 +376,9 @@ def test_a_killed_engine_serves_again_what_it_did(tmp_path: Path, *, is_clearabl
         thread.serve_rule("moved", newer).result(60)
         thread.serve_rule("replaced").result(60)
         before = thread.check(CONVERSATION).result(60)
-        kill(started[0], is_clearable=is_clearable)
+        runner(started[0]).model = None  # no batch succeeds any more
+        if not is_clearable:
+            runner(started[0]).kv_caches = None
         with pytest.raises(GuardError):
             thread.check(CONVERSATION[:1]).result(60)
         wait_until(lambda: len(started) == 2 and thread.is_ready)

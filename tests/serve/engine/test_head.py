@@ -49,7 +49,6 @@ NATS = 1e-3  # float32: two ways to compute the same state, times 128 weights of
 SILENT = [f"silent head {number}" for number in range(20)]  # they are told nothing: one suffix
 TOLD = ["told head", "other told head"]
 
-
 SAYS_NOTHING = {"rule_text": "", "rule_hash": text_hash("")}  # fields of a card
 
 
@@ -205,9 +204,8 @@ def test_all_kinds_of_rules_are_one_call(engine: GuardEngine, folders: Mapping[s
     order = random.Random(0).sample(range(len(requests)), len(requests))
     scores = logits(engine.score([requests[index] for index in order]))
     assert scores == pytest.approx([expected[index] for index in order], abs=2 * NATS)
-    assert (
-        len({round(logit, 2) for logit in expected}) > len(expected) // 2
-    )  # or any order would do
+    # Or any order would do.
+    assert len({round(logit, 2) for logit in expected}) > len(expected) // 2
 
 
 def test_an_alora_s_head_reads_the_states_that_the_alora_makes(

@@ -79,7 +79,6 @@ VARYING = re.compile(rb'"latency_ms":[0-9.e-]+|"id":"[^"]*"')
 PAUSE_S = 0.0003  # the server reads meanwhile
 MOST = 6  # requests before the last; of nine that wait the server closes the connection
 
-
 Answer = tuple[int, list[tuple[str, str]], bytes]  # status, fields, body
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pytest import MonkeyPatch
 
 from guard.errors import GuardError
 from guard.recipe import ServingMemory, load_recipe
@@ -68,7 +69,7 @@ def test_what_does_not_go_together_is_refused(replaced: dict[str, object], words
         deploy(plan(**replaced), CALIBRATION)
 
 
-def test_without_a_figure_of_memory_nothing_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_figure_of_memory_nothing_is_guessed(monkeypatch: MonkeyPatch) -> None:
     recipe = load_recipe("tiny").model_copy(update={"serving_memory": ServingMemory()})
     monkeypatch.setattr("serve.plan.deployment.load_recipe", lambda name: recipe)
     with pytest.raises(GuardError, match="State `memory_gib`"):

@@ -21,7 +21,7 @@ from serve.plan.replica import (
     capacity,
     saturation,
 )
-from serve.plan.traffic import CheckArrival, draw_traffic
+from serve.plan.traffic import CheckArrival
 from tests.serve.plan.on_paper import CALIBRATION, check, linear, plan, sizes
 
 SERVICE_S = 0.01
@@ -152,17 +152,6 @@ def test_replicas_are_as_many_as_keep_the_target_and_more_for_a_tighter_one() ->
     assert impossible.within_target is None and impossible.replicas(1.0) is None
 
 
-def test_turns_hit_the_cache_and_a_replica_does_more_of_them() -> None:
-    _, once = planned(traffic=GROWN)
-    method, often = planned(traffic=GROWN | {"turns": 6.0, "think_s": 20.0})
-    assert saturation(method, often) > 2 * saturation(method, once)
-    steady = at_rate(method, often, 2.0)
-    assert steady.hit_rate > 0.4
-    # Until as many conversations have begun as last at a time, less comes.
-    whole = ReplicaSimulation(method).run(draw_traffic(often, 2.0).arrivals)
-    assert steady.utilisation > 1.1 * whole.busy_s / whole.wall_s
-
-
 def test_saturation_is_found_among_as_many_conversations_as_there_are_then() -> None:
     """Between two turns of one they push it out of a cache that holds those of an idle hour."""
     method, often = planned(traffic=GROWN | {"turns": 6.0, "think_s": 20.0})
@@ -233,13 +222,3 @@ def test_a_long_call_gives_way_after_a_quantum() -> None:
 def test_an_adapter_without_a_slot_is_copied() -> None:
     slots = AdapterSlots(sizes(adapters=4, slots=2))
     assert [slots.use(adapters) for adapters in ({0, 1}, {2}, {2})] == [0, 1, 0]
-
-
-def test_the_adapter_asked_least_often_goes_first() -> None:
-    slots = AdapterSlots(sizes(adapters=3, slots=2))
-    for _ in range(8):
-        slots.use({0})
-    slots.use({1})
-    slots.use({2})
-    assert slots.use({0}) == 0, "the popular one kept its slot"
-    assert slots.in_slots_first((1, 2, 0)) == [2, 0, 1]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pytest import CaptureFixture, MonkeyPatch
 
 from guard.errors import GuardError
 from serve.plan.report import PlanReport, build
@@ -49,17 +50,11 @@ def test_loras_cost_a_prefill_a_rule(tmp_path: Path) -> None:
 
 
 def test_a_plan_is_printed_and_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     calibrated(tmp_path)
-    traffic = {"rate": 5.0, "rules_a_check": [1, 2], "rules": 3}
-    small = {
-        "name": "small",
-        "traffic": traffic,
-        "checks": 100,
-        "p95_ms": 900,
-        "price_an_hour": 0.1,
-    }
+    small = {"name": "small", "checks": 100, "p95_ms": 900, "price_an_hour": 0.1}
+    small |= {"traffic": {"rate": 5.0, "rules_a_check": [1, 2], "rules": 3}}
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(small), encoding="utf-8")
     named = ["--runs", str(tmp_path), "--plan", str(tmp_path / "small.yaml")]
     monkeypatch.setattr(sys, "argv", ["run", *named])

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
 
 from guard.errors import GuardError
 from serve.scan.parts import PartFolder, ScanManifest, ScanRow, delete_scan
@@ -42,7 +43,7 @@ def test_a_part_is_read_as_it_was_written_and_a_broken_one_is_named(tmp_path: Pa
             list(folder.read(3))
 
 
-def test_a_part_is_on_disk_before_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_is_on_disk_before_named(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """A crash of the machine may else leave the name of a file without its content."""
     folder = PartFolder(tmp_path, MANIFEST)
     are_named: list[bool] = []
@@ -87,9 +88,7 @@ def test_the_folder_of_another_scan_is_not_gone_on_with(
         PartFolder(tmp_path, dataclasses.replace(MANIFEST, **{key: value}))  # type: ignore[arg-type]
 
 
-def test_a_scan_is_deleted_and_nothing_else_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scan_is_deleted_and_nothing_else_is(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     scan = tmp_path / "scan"
     PartFolder(scan, MANIFEST).write(0, ROWS)
     for name in ("replay.json", "replay.html", "here-1.unfinished", "scan.json.here-1.part"):

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pytest import CaptureFixture, MonkeyPatch
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
@@ -20,14 +21,7 @@ from guard.rule import text_hash
 from serve.engine.engines import GuardEngines
 from serve.scan.flips import CountedShare, ReplayTally
 from serve.scan.parts import PartFolder, ScanRow, manifest_of
-from serve.scan.replay import (
-    ELLIPSIS,
-    LAST_CHARACTERS,
-    excerpts,
-    main,
-    page,
-    report_replay,
-)
+from serve.scan.replay import ELLIPSIS, LAST_CHARACTERS, excerpts, main, page, report_replay
 from serve.scan.versions import VersionPair, find_pair, replayed_part
 from serve.selection import ServedPart, open_engines
 from tests.serve.cards import prompts, save_card, text_of
@@ -59,7 +53,7 @@ def traffic(tmp_path: Path) -> Path:
     return file
 
 
-def replay(monkeypatch: pytest.MonkeyPatch, versions: list[Path], traffic: Path, *more: str) -> Any:
+def replay(monkeypatch: MonkeyPatch, versions: list[Path], traffic: Path, *more: str) -> Any:
     """The command's exit status."""
     named = [*map(str, versions), "--files", str(traffic), "--runs", str(traffic.parent)]
     monkeypatch.setattr("sys.argv", ["replay", *named, "--rows-a-part", "8", *more])
@@ -71,10 +65,7 @@ def replay(monkeypatch: pytest.MonkeyPatch, versions: list[Path], traffic: Path,
 @pytest.mark.slow
 @pytest.mark.usefixtures("uncompiled")
 def test_a_replay_prefills_once_for_both_and_reports_what_peft_says(
-    versions: list[Path],
-    traffic: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    versions: list[Path], traffic: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     computed: dict[int, int] = {}
 
@@ -145,10 +136,7 @@ def test_of_a_source_that_has_changed_or_a_part_that_lost_rows_there_is_no_repor
 
 
 def test_a_labelled_row_counts_for_its_rule_and_a_worse_b_fails_the_command(
-    versions: list[Path],
-    traffic: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    versions: list[Path], traffic: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     rows = [json.loads(line) for line in traffic.read_text().splitlines()]
     labels = [{"label": 1, "rule": "mild"}] * 10 + [{"label": 0, "rule": "stern"}] * 20
@@ -170,10 +158,7 @@ def test_a_labelled_row_counts_for_its_rule_and_a_worse_b_fails_the_command(
 
 
 def test_what_cannot_be_replayed_is_found_before_an_engine_starts(
-    versions: list[Path],
-    traffic: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    versions: list[Path], traffic: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("serve.scan.command.open_engines", lambda _: pytest.fail("it starts"))
     nowhere = traffic.parent / "nowhere"

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from pytest import CaptureFixture, MonkeyPatch
 
 from guard.errors import GuardError
 from guard.recipe import load_recipe
@@ -20,7 +21,7 @@ from tests.serve.scan.test_scan import write_rows
 
 
 def test_bad_input_is_found_before_an_engine_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     runs = tmp_path / "runs"
     save_adapter(runs / "tiny" / "mild" / "alora", "mild", seed=1)
@@ -39,7 +40,7 @@ def test_bad_input_is_found_before_an_engine_starts(
 
 
 def test_a_scan_goes_on_where_it_was_killed_and_then_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
     runs, out = tmp_path / "runs", tmp_path / "out"
     folder = save_adapter(runs / "tiny" / "mild" / "alora", "mild", seed=1)
@@ -70,7 +71,7 @@ def test_a_scan_goes_on_where_it_was_killed_and_then_changes_nothing(
 
 @pytest.mark.parametrize("change", ["weights", "threshold"])
 def test_a_rule_that_is_trained_again_while_the_engine_starts_is_not_scanned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+    tmp_path: Path, monkeypatch: MonkeyPatch, change: str
 ) -> None:
     folders = {name: save_words(tmp_path / name, b"first") for name in ("mild", "stern")}
     parts = [ServedPart(load_recipe("tiny"), "alora", folders)]

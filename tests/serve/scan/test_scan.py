@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest import MonkeyPatch
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
@@ -146,7 +147,7 @@ def conversation(*contents: str) -> tuple[Message, ...]:
 
 
 def test_those_that_share_a_beginning_are_asked_one_after_the_other_and_few_at_once(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(judging, "OPEN", 3)
     engine = ToyEngine({"fine": -2.0})

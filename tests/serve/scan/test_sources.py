@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+from pytest import MonkeyPatch
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
@@ -105,7 +106,7 @@ def test_columns_of_one_name_are_an_error(tmp_path: Path) -> None:
         list(read_source(str(path)))
 
 
-def test_an_endless_line_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_line_is_bounded(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "MAX_LINE_BYTES", 64)
     path = write_lines(tmp_path / "rows.jsonl", {"text": "x" * 300}, {"text": "Hi"})
     too_long, short = read_source(path)
@@ -141,7 +142,7 @@ def test_a_file_that_is_not_there_of_another_kind_or_unreadable_is_named(
 
 
 def test_a_file_that_is_cut_off_or_damaged_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "PARQUET_ROWS", 1)
     texts = [{"text": "first"}, {"text": "second"}]

@@ -153,8 +153,7 @@ class ToyManager:
         self.read: list[int] = []
         self.packed: list[str] = []
         self._adapter_manager = SimpleNamespace(
-            _registered_adapters={1: "in memory"},
-            _create_merged_loras_inplace=self.packed.append,
+            _registered_adapters={1: "in memory"}, _create_merged_loras_inplace=self.packed.append
         )
         self.prefetch = Prefetch(self, max_ahead=2)
 

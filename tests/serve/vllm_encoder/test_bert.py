@@ -66,17 +66,15 @@ class ToyEncoder:
         torch.manual_seed(0)
         AutoModelForTokenClassification.from_config(config).save_pretrained(folder)
         shutil.copy(Path(load_recipe("minilm").base_path) / "tokenizer.json", folder)
-        fields = {
+        fields: dict[str, Any] = {
             "name": "toy",
             "kind": "encoder",
             "base": str(folder),
             "dtype": "float32",
-            "context_tokens": 1024,
-            "window_tokens": 96,
-            "rule_turn": "none",
-            "methods": {"lora": {}, "head": {}},
-            "engine": {"max_lora_rank": 8, "max_loras": 4, "max_num_batched_tokens": 1024},
         }
+        fields |= {"context_tokens": 1024, "window_tokens": 96, "rule_turn": "none"}
+        fields |= {"dtype": "float32", "methods": {"lora": {}, "head": {}}}
+        fields |= {"engine": {"max_lora_rank": 8, "max_loras": 4, "max_num_batched_tokens": 1024}}
         return cls(Recipe.model_validate(fields), targets)
 
     def save_rule(self, folder: Path, seed: int, *targets: str) -> Path:
@@ -129,13 +127,8 @@ def assert_peft(engine: GuardEngine, rules: dict[str, Path], recipe: Recipe) -> 
             assert logits_of(engine.score([request])) == pytest.approx([logit], abs=PARITY)
 
 
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": HIDDEN,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "initializer_range": 0.2,
-}
+SIZES: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": 96}
+SIZES |= {"num_hidden_layers": 2, "initializer_range": 0.2}
 ROBERTA: dict[str, Any] = {
     **SIZES,
     "num_attention_heads": 2,
@@ -154,11 +147,8 @@ def modernbert(layers: int) -> ModernBertConfig:
         max_position_embeddings=128,
         local_attention=16,
         initializer_cutoff_factor=2.0,
-        pad_token_id=0,
-        bos_token_id=101,
-        eos_token_id=102,
-        cls_token_id=101,
-        sep_token_id=102,
+        **{"pad_token_id": 0, "bos_token_id": 101, "eos_token_id": 102},
+        **{"cls_token_id": 101, "sep_token_id": 102},
     )
 
 
@@ -181,21 +171,11 @@ KINDS: dict[str, tuple[PreTrainedConfig, Sequence[str]]] = {
     "ModernBERT": (modernbert(layers=4), OF_MODERNBERT),
     "DeBERTa v3": (deberta(), OF_DEBERTA),
     "DeBERTa with projections of its own": (
-        deberta(
-            share_att_key=False,
-            **OF_V2,
-            type_vocab_size=2,
-        ),
+        deberta(share_att_key=False, **OF_V2, type_vocab_size=2),
         (*OF_DEBERTA, "pos_key_proj", "pos_query_proj"),
     ),
     "DeBERTa with a convolution": (deberta(conv_kernel_size=3, conv_act="gelu"), OF_DEBERTA),
-    "DeBERTa with absolute positions": (
-        deberta(
-            relative_attention=False,
-            **OF_V2,
-        ),
-        OF_DEBERTA,
-    ),
+    "DeBERTa with absolute positions": (deberta(relative_attention=False, **OF_V2), OF_DEBERTA),
     "DeBERTa with positions one way": (
         deberta(pos_att_type=["c2p"], embedding_size=32),
         (*OF_DEBERTA, "embed_proj"),

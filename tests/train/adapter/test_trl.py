@@ -13,7 +13,15 @@ from pytest import CaptureFixture, MonkeyPatch
 
 from guard.errors import GuardError
 from guard.home import ROOT
-from tests.train.conftest import MakeJob, calls_of, data, largest_difference, weights, with_settings
+from tests.train.conftest import (
+    MakeJob,
+    calls_of,
+    data,
+    largest_difference,
+    record_losses,
+    weights,
+    with_settings,
+)
 from train.adapter.steps import AveragedWeights, EarlyStopping, LengthGrouped, Progress
 from train.adapter.trl import fit, whole_checkpoint
 from train.job import Job
@@ -59,11 +67,7 @@ def test_a_run_killed_after_its_last_step_takes_no_other(make_job: MakeJob) -> N
 @pytest.mark.slow
 def test_killed_after_it_stopped_early(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     """It stops at step 15, whose checkpoint is due, before an epoch's end that would be better."""
-    losses = {8: 0.5, 16: 0.1}
-    record = EarlyStopping.record
-    monkeypatch.setattr(
-        EarlyStopping, "record", lambda self, step, _, best: record(self, step, losses[step], best)
-    )
+    record_losses(monkeypatch, {8: 0.5, 16: 0.1}.__getitem__)
     monkeypatch.setattr(EarlyStopping, "ended", lambda self, step: step >= 15)
     job = make_job(max_steps=-1, lr_scheduler_type="constant")
     fit_twice(with_settings(job, early_stopping_patience=1))

@@ -36,13 +36,7 @@ from train.calibration.validation import calibrated_loss, validation_loss
 from train.encoder.bases import training_start
 from train.encoder.model import reader_of, token_logits
 from train.encoder.trained import TrainedEncoder
-from train.encoder.trainer import (
-    CHECKPOINT,
-    Objective,
-    Training,
-    fit,
-    train_adapter_alone,
-)
+from train.encoder.trainer import CHECKPOINT, Objective, Training, fit, train_adapter_alone
 from train.examples import Rows
 from train.head.fit import FOLDS, TrainedHead, fitted
 from train.job import Job

@@ -32,23 +32,9 @@ from guard.prompt.ngrams import ngram_rows
 from guard.weights.card import load_card
 from guard.weights.head import Head
 from tests.plain_words import plain_word_logit
-from tests.train.conftest import (
-    RULE,
-    data,
-    mostly_generated,
-    with_recipe,
-    with_settings,
-)
+from tests.train.conftest import RULE, data, mostly_generated, with_recipe, with_settings
 from train.examples import Row, Rows
-from train.head.fit import (
-    STRENGTHS,
-    WORD_SCALES,
-    TrainedHead,
-    check_head,
-    fit,
-    fitted,
-    states,
-)
+from train.head.fit import STRENGTHS, WORD_SCALES, TrainedHead, check_head, fit, fitted, states
 from train.head.regression import PRIOR_SCALE, RowSpans
 from train.job import Job
 from train.run import run

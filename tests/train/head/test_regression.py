@@ -11,11 +11,7 @@ from scipy.sparse import csr_matrix, hstack, random_array
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from train.head.regression import (
-    TEMPERATURE,
-    Coefficients,
-    SpanRows,
-)
+from train.head.regression import TEMPERATURE, Coefficients, SpanRows
 
 WIDTH, COLUMNS = 8, 40
 

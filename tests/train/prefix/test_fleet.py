@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +16,7 @@ from tests.train.conftest import (
     data,
     fitted,
     largest_difference,
+    record_losses,
     with_lora,
     with_recipe,
     with_settings,
@@ -164,14 +164,6 @@ def test_killed_adapters_go_on_in_whatever_company_to_what_they_would_have_been(
     for one, other in zip(found, expected, strict=True):
         largest = max(float(weight.abs().max()) for weight in other.values())
         assert largest_difference(one, other) < 2e-3 * largest
-
-
-def record_losses(monkeypatch: MonkeyPatch, loss_at: Callable[[int], float]) -> None:
-    """The validation loss that early stopping is told at each step."""
-    record = EarlyStopping.record
-    monkeypatch.setattr(
-        EarlyStopping, "record", lambda self, step, _, best: record(self, step, loss_at(step), best)
-    )
 
 
 def test_no_bound_on_the_gradients_means_none(make_job: MakeJob) -> None:

@@ -26,6 +26,7 @@ from tests.train.conftest import (
     calls_of,
     data,
     mostly_generated,
+    record_losses,
     weights,
     with_lora,
     with_recipe,
@@ -33,7 +34,6 @@ from tests.train.conftest import (
     write_toy_data,
 )
 from train.adapter.settings import lora_config
-from train.adapter.steps import EarlyStopping
 from train.adapter.trained import TrainedAdapter
 from train.base import load_served_base
 from train.examples import Row, Rows
@@ -126,10 +126,7 @@ def test_its_gradients_are_plain_peft_s(make_job: MakeJob, monkeypatch: MonkeyPa
         job = replace(job, rule=RULE.model_copy(update={"id": f"toy{number}"}))
         write_toy_data(job.data, n_train=(64, 60)[number], rule=job.rule.id)
         jobs.append(with_lora(job, init_lora_weights=False))
-    record = EarlyStopping.record  # the last step is the best
-    monkeypatch.setattr(
-        EarlyStopping, "record", lambda self, step, _, best: record(self, step, -float(step), best)
-    )
+    record_losses(monkeypatch, lambda step: -float(step))  # the last step is the best
     batches = calls_of(monkeypatch, readout.HeadReadout, "losses")
     starts: list[readout.HeadInTraining] = []
 
@@ -222,14 +219,6 @@ def test_the_head_is_fitted_again_to_enough_own_rows(make_job: MakeJob) -> None:
     assert refitted.validation_logits != pytest.approx(of_head, abs=NATS)
 
 
-def heads_of(work: list[tuple[Job, Rows]]) -> list[Head]:
-    heads: list[Head] = []
-    for fitted in shared_prefix.fit(work):
-        assert isinstance(fitted, TrainedAdapter) and fitted.head is not None
-        heads.append(fitted.head)
-    return heads
-
-
 def two_seeds(make_job: MakeJob) -> list[tuple[Job, Rows]]:
     work: list[tuple[Job, Rows]] = []
     for seed in (0, 1):
@@ -255,5 +244,7 @@ def test_a_rule_whose_states_are_not_finite_fails_alone(
 
 def test_seeds_begin_as_one_fit(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
     fits = calls_of(monkeypatch, readout, "fitted_with_held_out_words")
-    first, second = heads_of(two_seeds(make_job))
-    assert len(fits) == 1 and not np.array_equal(first.weight, second.weight)
+    first, second = shared_prefix.fit(two_seeds(make_job))
+    assert isinstance(first, TrainedAdapter) and isinstance(second, TrainedAdapter)
+    assert first.head is not None and second.head is not None and len(fits) == 1
+    assert not np.array_equal(first.head.weight, second.head.weight)

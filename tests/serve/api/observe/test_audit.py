@@ -4,9 +4,11 @@ which weights and where it failed, and never on which text. Grafana's board asks
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import logging.config
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -111,6 +113,34 @@ def test_a_line_that_was_cut_off_is_an_error_and_spoils_no_other(tmp_path: Path)
     cut_off, version, good = (tmp_path / "audit.jsonl").read_text().splitlines()
     assert len(cut_off) == 10 and json.loads(version)["number"] == 1
     assert json.loads(good)["tenant"] == "shop"
+
+
+def test_a_file_that_is_locked_holds_no_check_up_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve.api.observe.audit.LOCK_TRIES", 9)
+    path = tmp_path / "audit.jsonl"
+    log = AuditLog(path)
+    with path.open() as reader:
+        fcntl.flock(reader, fcntl.LOCK_SH)
+        with pytest.raises(OSError, match="holds the audit log"):
+            log.checked(record())
+    log.checked(record())
+    assert len(lines(path)) == 2
+
+
+def test_what_is_no_log_beside_the_log_is_let_be_and_a_long_one_without_receipts_is_refused(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "audit.jsonl"
+    path.with_name("audit.jsonl.latest").symlink_to(path)
+    os.mkfifo(path.with_name("audit.jsonl.pipe"))
+    earlier = path.with_name("audit.jsonl.earlier")
+    earlier.write_text('{"request_id": "of an earlier run"}\n' * 2**17)
+    AuditLog(path).checked(record())
+    assert lines(path)[0]["number"] == 1
+    with pytest.raises(GuardError, match="last lines are no receipts"):
+        AuditLog(earlier)
 
 
 def test_a_span_has_the_check_s_time_verdict_and_rules_and_its_caller_for_a_parent() -> None:

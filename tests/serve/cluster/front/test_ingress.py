@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from pytest import MonkeyPatch
 
 from serve.cluster.front.probes import MAX_GONE, SummedMetrics, merged
 from serve.cluster.messages import RelayedRequest, RelayedResponse
@@ -87,7 +88,7 @@ def test_every_wire_format_is_refused_in_its_own_words_when_no_replica_answers(
 
 
 def test_health_is_down_once_there_was_no_replica_for_long(
-    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: LocalCluster, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr("serve.cluster.front.probes.LOST_S", 0.1)
     with cluster.client() as client:
@@ -131,7 +132,7 @@ def test_a_stream_is_judged_by_the_replica_of_its_conversation(cluster: LocalClu
 
 
 def test_a_request_has_its_time_and_its_size_also_where_a_replica_hangs(
-    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: LocalCluster, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.serve.cluster.words_engine.SLOW_S", 2.0)
     # The caller's time bounds the wait, and not this.
@@ -193,7 +194,7 @@ def test_a_packed_body_is_passed_on_as_it_was_before(cluster: LocalCluster) -> N
 
 
 def test_a_watching_cluster_serves_what_is_trained_again_by_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setattr("serve.api.watch.INTERVAL_S", 0.05)
     monkeypatch.setattr("serve.api.watch.watch.__defaults__", (0.05,))

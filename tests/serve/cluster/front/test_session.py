@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import pytest
+from pytest import MonkeyPatch
 
 from guard.conversation.chat import turns_of
 from serve.api.errors import Unjudged
@@ -109,7 +110,7 @@ def test_an_id_of_two_conversations_on_two_replicas_is_unjudged_and_of_one_twice
 
 
 def test_ids_of_calls_are_forgotten_beyond_a_number_and_after_a_time(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: MonkeyPatch,
 ) -> None:
     keys = SessionKeys(max_calls=2)
     (key,) = {keys.key(agentgateway(GROWN, call_id)) for call_id in "123"}

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from pytest import MonkeyPatch
+from pytest import LogCaptureFixture, MonkeyPatch
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
@@ -103,7 +103,7 @@ def test_what_cannot_be_opened_fails_alone(toy: Toy, monkeypatch: MonkeyPatch) -
 
 
 def test_a_batch_that_breaks_is_logged_once_fails_its_checks_and_not_the_later_ones(
-    toy: Toy, monkeypatch: MonkeyPatch, caplog: pytest.LogCaptureFixture
+    toy: Toy, monkeypatch: MonkeyPatch, caplog: LogCaptureFixture
 ) -> None:
     engine, thread = toy
     open_together(monkeypatch)

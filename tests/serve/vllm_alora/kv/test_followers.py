@@ -314,8 +314,7 @@ def test_scheduler_errors_leave_nothing(
 
 
 @pytest.mark.parametrize(
-    ("dropped", "steps"),
-    [(["0.0"], 0), (["0.0"], 1), (["0.1"], 0), (["0.0", "0.2"], 0), (None, 0)],
+    ("dropped", "steps"), [(["0.0"], 0), (["0.0"], 1), (["0.1"], 0), (["0.0", "0.2"], 0), (None, 0)]
 )
 def test_those_cancelled_take_nobody_along(
     asking: Asking, dropped: list[str] | None, steps: int
