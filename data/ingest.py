@@ -158,10 +158,8 @@ def _parse(row: SourceRow, rule: Rule, source: str) -> Parsed:
     empty = [name for name in ABSENT_IF_EMPTY if row.fields.get(name) == ""]
     fields = {name: value for name, value in row.fields.items() if name not in empty}
     if fields.get("rule", rule.id) != rule.id:
-        raise BadRow(
-            f"the row is for the rule {fields['rule']!r}, not {rule.id!r}: its label answers "
-            "another question"
-        )
+        problem = f"the row is for the rule {fields['rule']!r}, not {rule.id!r}"
+        raise BadRow(f"{problem}: its label answers another question")
     _refuse_misspelt(fields)
     meta = _meta(fields)
     split = _split(fields)
@@ -217,10 +215,8 @@ def _refuse_unwritable(example: Example) -> None:
         as_line(example)
     except UnicodeEncodeError as error:
         before = ascii(error.object[max(0, error.start - 30) : error.end])
-        raise BadRow(
-            "half of a surrogate pair, which is no Unicode text, in id, group, source or meta, "
-            f"after {before}"
-        ) from error
+        problem = "half of a surrogate pair, which is no Unicode text, in id, group, source or meta"
+        raise BadRow(f"{problem}, after {before}") from error
     except (TypeError, ValueError) as error:
         raise BadRow(f"meta must be JSON: {error}") from error
 

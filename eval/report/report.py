@@ -230,7 +230,12 @@ def side_by_side(evaluations: Sequence[Evaluation]) -> Evaluation:
     if len(evaluations) == 1:
         return first
     for evaluation in evaluations[1:]:
-        _require_the_same_examples(first, evaluation)
+        if evaluation.groups != first.groups:
+            problem = f"evaluated on other test examples than {first.model}"
+            where = f"{evaluation.rule} on {evaluation.model}"
+            got = f"{evaluation.n_test} examples, not {first.n_test}"
+            remedy = f"Run `make eval RULE={first.rule} MODEL={first.model},{evaluation.model}`"
+            raise GuardError(problem, where=where, got=got, remedy=remedy)
     joint: dict[str, Any] = {
         "model": ", ".join(it.model for it in evaluations),
         "seeds": all_seeds(it.seeds for it in evaluations),
@@ -277,11 +282,3 @@ def distinct_versions(evaluated_with: Iterable[Mapping[str, str]]) -> dict[str, 
         for package, version in versions.items():
             by_package.setdefault(package, []).append(version)
     return {package: distinct(versions) for package, versions in by_package.items()}
-
-
-def _require_the_same_examples(first: Evaluation, second: Evaluation) -> None:
-    if second.groups != first.groups:
-        problem = f"evaluated on other test examples than {first.model}"
-        got = f"{second.n_test} examples, not {first.n_test}"
-        remedy = f"Run `make eval RULE={first.rule} MODEL={first.model},{second.model}`"
-        raise GuardError(problem, where=f"{second.rule} on {second.model}", got=got, remedy=remedy)

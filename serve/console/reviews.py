@@ -79,18 +79,14 @@ async def explain(request: Request, conversation: Words, skip: Skipped) -> Respo
 
 
 async def _page(request: Request, skip: int, marked: int | None = None) -> Response:
-    """What waits, with the `marked` turn; by default an assistant's last one. -1: none is."""
-    item, is_explained = await _queued(request, skip), marked is not None
-    if item is not None and item.messages is not None and marked is None:
-        said = [n for n, message in enumerate(item.messages) if message.role == "assistant"]
-        marked = said[-1] if said else -1
+    """What waits, with the `marked` turn, once somebody asked for it. -1: none is."""
     return await page(
         request,
         "reviews",
-        item=item,
+        item=await _queued(request, skip),
         skip=skip,
-        marked=marked,
-        is_explained=is_explained,
+        marked=-1 if marked is None else marked,
+        is_explained=marked is not None,
         progress=await reviews.answered(request, ReviewStore.progress),
         voted=len(Console.of(request).voted[acting(request, "reviewer")]),
         served=CheckService.of(request).cards,

@@ -31,6 +31,7 @@ DECISIONS: Mapping[str, tuple[Callable[..., Awaitable[object]], type[BaseModel]]
     "rollback": (admin.roll_back, admin.DecisionBody),
     "mode": (admin.set_mode, admin.ModeBody),
 }
+MODES = ("shadow", *(f"canary:{percent}%" for percent in (1, 5, 10, 25, 50)), "enforce", "off")
 MOST_UNJUDGED = 0.05  # of the last hour's checks, before somebody should look
 
 
@@ -79,6 +80,14 @@ def decided(registry: Registry, cards: Mapping[str, Card]) -> Iterator[tuple[str
             yield rule, "Its champion is another version, which is not served here yet."
 
 
+def undecided(champion: SeenVersion) -> Iterator[str]:
+    """That a rule's champion decides nothing."""
+    if champion.mode == "off":
+        yield "It is off: nothing is judged."
+    elif champion.mode == "shadow":
+        yield "Its champion is in shadow: nothing is decided."
+
+
 def noticed(version: SeenVersion) -> Iterator[str]:
     """What in a version's last hour somebody should look at."""
     name, hour = version.version[:SHOWN_DIGITS], version.series.hour
@@ -105,6 +114,7 @@ async def rules(request: Request) -> Response:
     for rule in cards:
         versions = seen_versions(service, rule, counted)
         reasons = [reason for name, reason in asked_for if name == rule]
+        reasons += undecided(versions[0])
         for version in versions:
             reasons += noticed(version)
         listed.append(SeenRule(rule, versions, reasons))
@@ -122,7 +132,7 @@ async def rules(request: Request) -> Response:
 
 
 @router.get("/rules/{rule}")
-async def describe(rule: str, request: Request) -> Response:
+async def describe(rule: str, request: Request, is_done: bool = False) -> Response:
     """One rule: its versions, what they flagged, and who decided what."""
     service = CheckService.of(request)
     Caller.of(request).catalogue.card(rule)
@@ -134,6 +144,8 @@ async def describe(rule: str, request: Request) -> Response:
         rule=rule,
         seen=versions,
         told=await service.history(rule),
+        modes=MODES,
+        is_done=is_done,
         hours=[datetime.fromtimestamp(now - 3600 * (hour + 1), UTC) for hour in hours],
     )
 
@@ -146,4 +158,4 @@ async def decide(rule: str, action: str, request: Request) -> Response:
     carry_out, body = DECISIONS[action]
     stated = {name: value for name, value in (await request.form()).items() if name != TOKEN}
     await carry_out(rule, body.model_validate(stated), request)
-    return done(f"/rules/{rule}")
+    return done(f"/rules/{rule}?is_done=1")

@@ -14,6 +14,8 @@ from typing import Any
 
 import httpx
 
+from tests.waiting import wait_until
+
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the key of a reference, by the standard
 DRIVER = shutil.which("chromedriver")
 
@@ -48,6 +50,8 @@ class Browser:
         self._client.post(f"{self._element(selector)}/value", json={"text": text})
 
     def press(self, key: str) -> None:
+        """Press a key once the page's script listens: it runs after the text is there."""
+        wait_until(lambda: self.run("return document.readyState") == "complete")
         strokes = [{"type": kind, "value": key} for kind in ("keyDown", "keyUp")]
         self._ask("/actions", actions=[{"type": "key", "id": "keys", "actions": strokes}])
 
