@@ -62,6 +62,19 @@ def seen_versions(service: CheckService, rule: str, counted: Counted) -> list[Se
     return versions
 
 
+def judged_before(
+    versions: Sequence[SeenVersion], rule: str, counted: Counted
+) -> SeenVersion | None:
+    """The version that judged most in these 24 hours of those that judge no longer."""
+    now = {version.version for version in versions}
+    before = {name: series for (of, name), series in counted.items() if of == rule}
+    gone = [name for name in before if name not in now and before[name].day.checks]
+    if not gone:
+        return None
+    most = max(gone, key=lambda name: before[name].day.checks)
+    return SeenVersion(most, "before", before[most])
+
+
 def decided(registry: Registry, cards: Mapping[str, Card]) -> Iterator[tuple[str, str]]:
     """Of each rule what its last decision, or one that is not carried out, asks of people."""
     last = {event.version: event for event in registry.events() if event.kind != "registered"}
@@ -136,13 +149,16 @@ async def describe(rule: str, request: Request, is_done: bool = False) -> Respon
     """One rule: its versions, what they flagged, and who decided what."""
     service = CheckService.of(request)
     Caller.of(request).catalogue.card(rule)
-    versions = seen_versions(service, rule, await service.counted())
+    counted = await service.counted()
+    versions = seen_versions(service, rule, counted)
+    before = judged_before(versions, rule, counted)
     now, hours = time.time(), range(HOURS - 1, -1, -1)
     return await page(
         request,
         "rule",
         rule=rule,
         seen=versions,
+        charted=[*versions, before] if before else versions,
         told=await service.history(rule),
         modes=MODES,
         is_done=is_done,

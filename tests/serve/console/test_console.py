@@ -165,13 +165,22 @@ def test_whoever_is_on_this_machine_needs_no_key_where_there_are_no_tenants(star
     second = console.versions[1]
     assert decide(console, "publish", version=second).status_code == 303
     wait_until(lambda: second[:12] in console.client.get("/console").text)
+    page = console.client.get(f"{RULE_PAGE}?is_done=1").text
+    assert f"{console.versions[0][:12]}, before" in page and ">Done.</strong>" in page
+    assert 'action="/console/rules/' + RULE + '/rollback"' in page
+    assert decide(console, "rollback").status_code == 303  # which is no toggle
+    assert "/rollback" not in console.client.get(RULE_PAGE).text
 
 
 def test_what_somebody_should_look_at_is_said_on_top(start: Start) -> None:
     console = start()
     console.sign_in("publisher")
     assert "Needs attention" not in console.client.get("/console").text
-    second, third = console.versions[1:]
+    first, second, third = console.versions
+    for mode, said in (("off", "nothing is judged"), ("shadow", "nothing is decided")):
+        decide(console, "mode", version=first, mode=mode)
+        assert said in console.client.get("/console").text
+    decide(console, "mode", version=first, mode="enforce")
     decide(console, "mode", version=third, mode="shadow")
     rollout = console.kept.find(RULE)
     assert rollout is not None and rollout.trial is not None
