@@ -34,6 +34,10 @@ def export(store: ReviewStore, rule: str, file: Path) -> str:
     for label in settled:
         said[label.messages].add(label.label)
     unreadable = sum(label.messages is None for label in settled)
+    if unreadable and unreadable == len(settled):
+        remedy = "Set CENTURION_REVIEW_KEY to the key that `make up` was started with"
+        problem = "another key encrypted all labelled checks"
+        raise GuardError(problem, where=store.file, remedy=remedy)
     lines: dict[Any, str] = {}
     for label in settled:
         if label.messages is not None and len(said[label.messages]) == 1:

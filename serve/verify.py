@@ -234,6 +234,9 @@ def main() -> None:
         print(ledger.summary())
         print(f"broken: {error}", file=sys.stderr)
         sys.exit(1)
+    if not ledger.kinds:
+        remedy = "Name the file of `make up AUDIT=`"
+        raise GuardError("there is no receipt", where=arguments.audit or "AUDIT=", remedy=remedy)
     print(ledger.summary())
     judged: list[tuple[StoredConversation, JudgedLine]] = []
     for content, conversation in stored.items():

@@ -101,7 +101,7 @@ def _arguments() -> argparse.Namespace:
     ):
         change = commands.add_parser(name, help=does)
         rules = "separated by commas; all: every rule that has such a version"
-        change.add_argument("--rule", required=True, help=rules)
+        change.add_argument("--rule", help=rules)
         change.add_argument(
             "--version",
             help="its alias, or the beginning of its id, as `make rules` prints it",
@@ -188,6 +188,8 @@ def main() -> None:
         last = registry.events()[-1]
         print(f"\n{last.number:,} events, the chain ends in {last.hash[:SHOWN_DIGITS]}")
         return
+    if arguments.rule is None:
+        raise GuardError("which rule?", remedy="Name it: RULE=medical_advice, or RULE=all")
     if arguments.command in EXCHANGES:
         for line in exchanged(arguments, registry):
             print(line)

@@ -134,13 +134,26 @@ def _named(registry: Registry, runs: Runs, rule: RegisteredRule, change: Rollout
     wanted = change.version
     if wanted is None and change.alias == "candidate":
         wanted = _registered(registry, runs.adapter(*rule), rule, change.actor)
+    if wanted is None and change.action == "rollback" and _was_rolled_back(registry, rule):
+        remedy = "Name the version (VERSION=), or publish one; `make rules` lists them"
+        raise GuardError(f"{rule} was rolled back already", remedy=remedy)
     if wanted is None:
         wanted = registry.aliases(rule).get(change.alias)
     if wanted is None:
         registry.versions(rule)  # raises for a rule that has none
         remedy = "Train it, or name a version with VERSION=; `make rules` lists them"
+        if change.alias == "previous":
+            remedy = "Only one version was ever its champion"
         raise GuardError(f"{rule} has no {change.alias} version", remedy=remedy)
     return registry.version(rule, wanted)
+
+
+def _was_rolled_back(registry: Registry, rule: RegisteredRule) -> bool:
+    """Whether a person's roll back made the champion: another one would bring back what was bad."""
+    versions = [version.id for version in registry.versions(rule)]
+    crowned = [event for event in registry.events() if event.kind in ("published", "rolled_back")]
+    crowned = [event for event in crowned if event.version in versions]
+    return crowned[-1].kind == "rolled_back" and crowned[-1].actor != THE_SERVER
 
 
 def _registered(registry: Registry, folder: Path, rule: RegisteredRule, actor: str) -> str | None:

@@ -31,7 +31,8 @@ from serve.registry.database import Database
 
 KEY = "CENTURION_REVIEW_KEY"
 MAKE_KEY = "from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())"
-SET_KEY = f"Set {KEY} to what this prints: .venv/bin/python -c '{MAKE_KEY}'"
+SET_KEY = f"Set {KEY} to what this prints: .venv/bin/python -c '{MAKE_KEY}'. What is kept already "
+SET_KEY += "needs the key that it was kept with"
 SCHEMA, SCHEMA_VERSION = Path(__file__).with_name("reviews.sql"), 1
 RESTORE = "Restore the file from a copy, or move it away: what is kept in it is lost"
 DAY_S = 24 * 3600.0

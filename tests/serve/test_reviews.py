@@ -116,7 +116,11 @@ def test_equal_conversations_are_one_row_unless_their_labels_differ(
     assert "1 reviewed rows, left out: 0 contradictory, 4 of another key" in capsys.readouterr().out
     run(monkeypatch, tmp_path)
     assert f"{RULE.id:<24}         0          2      3         0" in capsys.readouterr().out
-    lines = Runs(tmp_path).reviews(RULE.id).read_text().splitlines()
+    monkeypatch.setenv(KEY, new_key())
+    with pytest.raises(SystemExit):
+        run(monkeypatch, tmp_path, "--export", RULE.id)
+    assert "another key encrypted all" in capsys.readouterr().err
+    lines = Runs(tmp_path).reviews(RULE.id).read_text().splitlines()  # as they were
     assert [json.loads(line)["label"] for line in lines] == [1]
 
 

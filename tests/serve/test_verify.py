@@ -218,6 +218,15 @@ def run(monkeypatch: pytest.MonkeyPatch, arguments: Sequence[object]) -> int:
     return 0
 
 
+def test_nothing_is_no_log_that_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log").touch()
+    for named in ("", tmp_path / "log"):
+        assert run(monkeypatch, ["--audit", named]) == 2
+        assert "there is no receipt" in capsys.readouterr().err
+
+
 def test_a_conversation_s_receipts_are_found_and_judged_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -71,6 +71,8 @@ def test_what_a_person_decides_is_served_and_listed(
     told = command(runs, monkeypatch, capsys, "list", "--rules", "mild")
     assert f"rolled_back {first[:12]}, it flags greetings" in told
     # What was taken back is published again by nobody who does not name it.
+    words = ("rollback", "--rule", "mild", "--why", "again")
+    assert "was rolled back already" in command(runs, monkeypatch, capsys, *words)
     words = ("publish", "--rule", "mild", "--why", "again")
     assert "has no candidate" in command(runs, monkeypatch, capsys, *words)
 
@@ -163,6 +165,7 @@ def test_all_candidates_are_published_at_once(
     [
         (("list",), "no versions"),
         (("publish", "--rule", "nobody", "--why", "x"), "no version of tiny/nobody/alora"),
+        (("rollback", "--why", "x"), "which rule?"),
         (("publish", "--rule", "mild", "--why", "x", "--method", "lora", "--model", "x"), "x"),
     ],
 )
