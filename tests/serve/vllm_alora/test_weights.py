@@ -44,11 +44,11 @@ def test_other_files_than_the_request_was_checked_with_and_loading_in_place_are_
     served: Served, adapters: dict[str, str]
 ) -> None:
     content = read_adapter(adapters["first"]).content
-    changed = ActivatedRequest("rule", 900, adapters["lora"], content=content)
+    changed = ActivatedRequest("rule", 901, adapters["lora"], content=content)
     with pytest.raises(AdapterError, match="files changed after its request was checked"):
         served.runner.lora_manager.add_adapter(changed)
     with pytest.raises(AdapterError, match="load_inplace"):  # over weights in use
-        in_place = LoRARequest("rule", 900, adapters["lora"], load_inplace=True)
+        in_place = LoRARequest("rule", 901, adapters["lora"], load_inplace=True)
         served.runner.lora_manager.add_adapter(in_place)
 
 
