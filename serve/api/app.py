@@ -17,7 +17,7 @@ from serve.api.catalogue import Catalogue
 from serve.api.engine_service import EngineService
 from serve.api.errors import ErrorResponses
 from serve.api.formats import check
-from serve.api.formats.table import wire_formats
+from serve.api.formats.table import WIRE_FORMATS
 from serve.api.input.limits import MAX_REQUESTS, BoundedBodies
 from serve.api.keeping import CheckKeeper
 from serve.api.observe.metrics import EngineCollector, Metrics
@@ -70,7 +70,7 @@ def create_app(
     app.state.is_watching = is_watching
     catalogue = Catalogue(cards, rule_sets or {})
     put_in_front(app, catalogue, tenants, timeout_s, app.state.metrics)
-    formats = [wire_format.router for wire_format in wire_formats().values()]
+    formats = [wire_format.router for wire_format in WIRE_FORMATS.values()]
     for router in (*formats, probes.router, admin.router, reviews.router):
         app.include_router(router)
     return app
@@ -89,7 +89,7 @@ def put_in_front(
 
     `max_requests` may be under way at once, by default MAX_REQUESTS.
     """
-    errors = ErrorResponses(wire_formats(), fallback=check.FORMAT)
+    errors = ErrorResponses(WIRE_FORMATS, fallback=check.FORMAT)
     errors.handle_all(app)
     refuse = errors.refusal
     app.add_middleware(BoundedBodies, refuse=refuse, timeout_s=timeout_s, max_requests=max_requests)

@@ -11,7 +11,7 @@ from guard.errors import exits_cleanly
 from serve.doctor.finding import Finding, report
 from serve.doctor.installation import imports, interpreter, packages, plugin
 from serve.doctor.machine import device, memory
-from serve.doctor.rules import formats, recipes, weights
+from serve.doctor.rules import recipes, weights
 
 DESCRIPTION = "What is installed, what runs here, what is broken; each problem with its remedy."
 
@@ -23,7 +23,6 @@ FINDERS: dict[str, Callable[[], Iterator[Finding]]] = {
     "imports": imports,
     "plugin": plugin,
     "recipes": recipes,
-    "formats": formats,
     "weights": weights,
 }
 

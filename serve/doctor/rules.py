@@ -16,7 +16,6 @@ from guard.prompt.builders import prompt_builder
 from guard.recipe import MODELS, load_recipe
 from guard.rule import RULES, load_rule
 from guard.weights.card import check_rule, load_card
-from serve.api.formats.table import SHIPPED, wire_formats
 from serve.doctor.finding import Finding
 from serve.engine.adapter import Requirements
 from serve.registry.registry import Registry, publishing
@@ -50,16 +49,6 @@ def _recipe(name: str) -> Finding:
         return Finding("recipes", text)
     remedy = "Save them there in safetensors; `git checkout` restores a base of the checkout"
     return Finding("recipes", f"{text}, but no weights", remedy)
-
-
-def formats() -> Iterator[Finding]:
-    """Whether the user's own wire formats can be served."""
-    try:
-        names = wire_formats().keys() - SHIPPED.keys()
-    except GuardError as error:
-        yield Finding("formats", str(error), "Correct the file, or the server does not start")
-    else:
-        yield Finding("formats", f"your own: {', '.join(sorted(names)) or 'none'}")
 
 
 def weights() -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from serve.api.formats.table import wire_formats
+from serve.api.formats.table import WIRE_FORMATS
 from serve.api.wire_format import RULE, ExampleRequest, WireFormat, format_of
 
 Json = dict[str, Any]
@@ -60,7 +60,7 @@ class Case:
 
     @property
     def wire_format(self) -> WireFormat:
-        return wire_formats()[self.name]
+        return WIRE_FORMATS[self.name]
 
     @property
     def has_messages(self) -> bool:
@@ -114,7 +114,7 @@ def _at(body: Any, keys: Sequence[str | int]) -> Any:
 
 
 CASES: list[Case] = []
-for _name, _format in wire_formats().items():
+for _name, _format in WIRE_FORMATS.items():
     CASES += [Case(_name, example) for example in _format.requests]
     CASES += [Case(_name, example, _format.requests[0]) for example in _format.replies]
 WHOLE = [case for case in CASES if case.has_messages]  # the formats of whole messages
@@ -124,10 +124,10 @@ def readings(path: str, status: int, text: str) -> Sequence[str]:
     """What the answer means to a client of its format, first as a whole: allow, violation or
     unjudged. What has no verdict is unjudged, whatever its body says.
     """
-    name = format_of(wire_formats(), path)
+    name = format_of(WIRE_FORMATS, path)
     if status != httpx.codes.OK or name is None:
         return ["unjudged"]
-    return wire_formats()[name].reading(text)
+    return WIRE_FORMATS[name].reading(text)
 
 
 def outcome(request: Case | WireRequest, response: httpx.Response) -> str:

@@ -21,7 +21,7 @@ from guard.conversation.chat import turns_of
 from guard.errors import GuardError
 from serve.api.calls import AMBIGUOUS, CALL_S
 from serve.api.errors import Unjudged
-from serve.api.formats.table import wire_formats
+from serve.api.formats.table import WIRE_FORMATS
 from serve.api.input.strict_json import read_body
 from serve.api.session import SESSION_HEADER, beginning_of, hashed
 from serve.api.wire_format import WireFormat, format_of
@@ -52,7 +52,7 @@ class SessionKeys:
         """
         session = relayed.header(SESSION_HEADER)
         body = _json_object(relayed.body)
-        wire_format = wire_formats().get(format_of(wire_formats(), relayed.path) or "")
+        wire_format = WIRE_FORMATS.get(format_of(WIRE_FORMATS, relayed.path) or "")
         call_id = _call_id(wire_format, relayed, body)
         if session:
             key = hashed(tenant, "session", session)

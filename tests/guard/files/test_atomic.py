@@ -1,6 +1,4 @@
-"""Files that are whole or not there, that one process holds at a time, and that keep answers; and a
-Python file of the user's own.
-"""
+"""Files that are whole or not there, that one process holds at a time, and that keep answers."""
 
 from __future__ import annotations
 
@@ -12,7 +10,6 @@ import pytest
 from guard.errors import GuardError
 from guard.files.answer_file import AnswerFile
 from guard.files.atomic import atomic_write, locked, save_figures
-from guard.files.own_module import imported
 
 
 def test_files_are_written_whole_or_stay_as_they_were(tmp_path: Path) -> None:
@@ -90,22 +87,3 @@ def test_answers_are_paid_for_by_one_command_at_a_time(tmp_path: Path) -> None:
     assert second.get("a") is None
     with second.held():
         assert second.get("a") == Row("a", "1")  # what the first has got meanwhile
-
-
-def test_an_own_module_is_imported_with_what_is_beside_it_and_what_fails_is_told_in_one_line(
-    tmp_path: Path,
-) -> None:
-    mine = tmp_path / "mine.py"
-    with pytest.raises(GuardError, match=r"mine\.py: no such file\. Name a benchmark"):
-        imported(mine, "a benchmark")
-    (tmp_path / "beside_it.py").write_text("VALUE = 5")
-    mine.write_text("from beside_it import VALUE")
-    assert imported(mine, "a benchmark").VALUE == 5
-    for content, error in (
-        ("def", "SyntaxError"),
-        ("import nothing_of_this_name", "ModuleNotFoundError: .*Correct it"),
-        ("1 / 0", "ZeroDivisionError"),
-    ):
-        mine.write_text(content)
-        with pytest.raises(GuardError, match=f"a benchmark cannot be imported: {error}"):
-            imported(mine, "a benchmark")

