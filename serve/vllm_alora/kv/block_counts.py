@@ -1,31 +1,19 @@
 """Seams: what the scheduler asks about all blocks of a prompt, asked briefly.
 
-vLLM walks through every block of every request several times: how many could be evicted, how many
-are in the cache, which ids they have for a KV connector. A hundred rules on a long conversation
-have a hundred times the same blocks. The answers are vLLM's own; where the walk is long, they are
-found without it. Remove when vLLM asks once for blocks that requests share.
+vLLM walks through every block of every request: how many are in the cache, and which ids they have
+for a KV connector. A hundred rules on a long conversation have a hundred times the same blocks. The
+answers are vLLM's own. Remove when vLLM asks once for blocks that requests share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
 from ..seam import seam
 from .partial_block import SharedPartialBlocks
-
-
-@seam(
-    "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager._get_num_evictable_blocks",
-    "cls blocks",
-)
-def num_evictable_blocks(original: Callable[..., int], cls: type, blocks: Sequence[Any]) -> int:
-    """How many of a hit's blocks nobody holds."""
-    if cls is not FullAttentionManager:
-        return original(cls, blocks)
-    return [block.ref_cnt for block in blocks].count(0)  # without a window no block is null
 
 
 @seam("vllm.v1.core.kv_cache_manager:KVCacheManager.estimate_cached_tokens", "self request")
