@@ -64,7 +64,7 @@ TLSCA ?=##   for make up: a PEM file; only clients with a certificate of this au
 TIMEOUT ?=##   for make up: seconds that a check may take, by default 60
 PLAN ?=##   for make plan: a plan of recipes/plans or a YAML file, by default tiny_here
 MERGED ?=##   for make up: MERGED=1 serves the one rule of RULE from the base that make merge has put its LoRA into
-OPTIONS ?=##   for make bench, scan, replay, verify, curve and fuzz: further options, quoted; make bench NAME=fleet OPTIONS=--help lists them
+OPTIONS ?=##   for make bench, scan, replay, verify, curve and fuzz: further options, quoted; make bench NAME=encoder OPTIONS=--help lists them
 MINUTES ?=##   for make fuzz: by default 10
 DEVICE ?=##   cpu or cuda; otherwise what .venv was built for, and for a new one nvidia-smi decides
 device := $(or $(DEVICE),$(shell cat .venv/device 2>/dev/null),$(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu))

@@ -23,7 +23,6 @@ from serve.bench.report import started_from
 BENCHES: dict[str, str] = {
     "latency": "serve.bench.latency",
     "encoder": "serve.bench.encoder",
-    "fleet": "serve.bench.fleet",
     "calibrate": "serve.bench.calibrate",
 }
 OFFER = "--offer="  # what make offers to every benchmark: `--offer=wide` for `--wide`

@@ -195,10 +195,15 @@ def test_whatever_is_asked_blocks_are_found_as_by_vllm_and_the_step_is_noted(
         assert cached == length and list(computed.blocks[0]) == list(wanted)
         external = min(elsewhere, request.num_tokens - cached - 1)
         new_tokens = min(request.num_tokens - cached - external, chunk)
-        hit = {"num_new_computed_tokens": cached, "new_computed_blocks": computed}
-        hit["num_external_computed_tokens"] = external
         held.append(request)
-        is_admitted = cache.allocate_slots(request, new_tokens, **hit) is not None
+        given_blocks = cache.allocate_slots(
+            request,
+            new_tokens,
+            num_new_computed_tokens=cached,
+            new_computed_blocks=computed,
+            num_external_computed_tokens=external,
+        )
+        is_admitted = given_blocks is not None
         if is_admitted:
             noted = request.computed_after_step, request.tokens_in_step  # type: ignore[attr-defined]
             assert noted == (cached + external + new_tokens, new_tokens)
