@@ -54,9 +54,9 @@ class WireFormat:
     parts. `error_body` is the JSON of every other status, by the status, a message, and why there
     is no verdict. `malformed` is the status of a request whose fields are not the format's.
 
-    `replies` are requests whose conversation came before, with one of `requests`, and which
-    `call_id` joins to it: a header, or a key of the body. `is_reply` tells their bodies where a
-    path has both kinds. The examples of such a format have the id of a call.
+    `replies` are requests whose conversation came before, with one of `requests`, and which the
+    body's key `call_id` joins to it. `is_reply` tells their bodies. The examples of such a format
+    have the id of a call.
     """
 
     router: APIRouter  # its paths are its own, and no other format's

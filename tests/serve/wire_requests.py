@@ -66,9 +66,7 @@ class Case:
     def has_messages(self) -> bool:
         """Whether whole messages are sent, and not texts alone."""
         stated = _at(self.example.body, self.example.conversation)
-        return isinstance(stated, dict) or (
-            isinstance(stated, list) and isinstance(stated[0], dict)
-        )
+        return isinstance(stated, list) and isinstance(stated[0], dict)
 
     def requests(self, messages: Messages) -> list[WireRequest]:
         """What is sent of the conversation, of texts the last; the last answer is about it."""
@@ -89,9 +87,7 @@ class Case:
     def _about(self, example: ExampleRequest, messages: Messages, call_id: str) -> WireRequest:
         stated = _at(example.body, example.conversation)
         said: Any = list(messages)
-        if isinstance(stated, dict):
-            said = {**messages[-1], "role": "assistant"}
-        elif isinstance(stated, str):
+        if isinstance(stated, str):
             said = messages[-1]["content"]
         elif isinstance(stated[0], str):
             said = [messages[-1]["content"]]
@@ -101,10 +97,7 @@ class Case:
         joining = self.wire_format.call_id
         if joining in body:
             body[joining] = call_id
-        headers = {**example.headers}
-        if joining in headers:
-            headers[joining] = call_id
-        return WireRequest(example.path, (body, *map(dict, example.lines)), headers)
+        return WireRequest(example.path, (body, *map(dict, example.lines)), {**example.headers})
 
 
 def _at(body: Any, keys: Sequence[str | int]) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from serve.api.formats import (
-    agentgateway,
     check,
     detectors,
     litellm,
@@ -24,5 +23,4 @@ WIRE_FORMATS: Mapping[str, WireFormat] = {
     "moderations": moderations.FORMAT,
     "detectors": detectors.FORMAT,
     "litellm": litellm.FORMAT,
-    "agentgateway": agentgateway.FORMAT,
 }

@@ -2,13 +2,13 @@
 
 A request's key is that of `serve.api.session`. Knows nothing of replicas.
 
-Two formats send a reply without its conversation, and join it to the request by a call's id:
-LiteLLM's (`litellm_call_id`) and agentgateway's (`call-id`). The replica that read the request has
-the conversation in memory, so the reply must come to the same one. The id itself is no key: each
-call has another, and a conversation would be computed anew at each turn. So the id is kept here
-with the request's key, for as long as the replica keeps the conversation. A reply with an unknown
-id goes by the id, and is unjudged on any replica. A reply is unjudged too if its id came with two
-keys: two replicas have a conversation of it, and neither knows of the other's.
+LiteLLM sends a reply without its conversation, and joins it to the request by a call's id. The
+replica that read the request has the conversation in memory, so the reply must come to the same
+one. The id itself is no key: each call has another, and a conversation would be computed anew at
+each turn. So the id is kept here with the request's key, for as long as the replica keeps the
+conversation. A reply with an unknown id goes by the id, and is unjudged on any replica. A reply is
+unjudged too if its id came with two keys: two replicas have a conversation of it, and neither knows
+of the other's.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SessionKeys:
         session = relayed.header(SESSION_HEADER)
         body = _json_object(relayed.body)
         wire_format = WIRE_FORMATS.get(format_of(WIRE_FORMATS, relayed.path) or "")
-        call_id = _call_id(wire_format, relayed, body)
+        call_id = _call_id(wire_format, body)
         if session:
             key = hashed(tenant, "session", session)
         elif head := _head(wire_format, body):
@@ -106,11 +106,11 @@ def _json_object(body: bytes) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _call_id(wire_format: WireFormat | None, relayed: RelayedRequest, body: dict[str, Any]) -> str:
-    """What joins a reply to its request, in the formats that send them one by one."""
-    if wire_format is None or not wire_format.call_id:
+def _call_id(wire_format: WireFormat | None, body: dict[str, Any]) -> str:
+    """What joins a reply to its request, in a format that sends them one by one."""
+    if wire_format is None:
         return ""
-    call_id = relayed.header(wire_format.call_id) or body.get(wire_format.call_id)
+    call_id = body.get(wire_format.call_id)
     return call_id if isinstance(call_id, str) else ""
 
 

@@ -63,13 +63,13 @@ def test_what_is_read_of_messages_has_the_key_of_their_request(
 def test_the_callers_own_session_counts_before_what_is_said() -> None:
     keys = SessionKeys()
     key = keys.key(relayed("/v1/check", {"messages": GROWN}, x_session_id="7"))
-    assert key == keys.key(relayed("/request", {"body": {"messages": OTHER}}, x_session_id="7"))
+    assert key == keys.key(relayed("/v1/check/stream", {"messages": OTHER}, x_session_id="7"))
     assert key != keys.key(relayed("/v1/check", {"messages": GROWN}, x_session_id="8"))
     assert key != keys.key(relayed("/v1/check", {"messages": GROWN}, x_session_id="7"), "shop")
 
 
 def litellm(messages: Any = None, call_id: str = "1", **headers: str) -> RelayedRequest:
-    """The request of a call, or its reply, in the format that has the call's id in the body."""
+    """The request of a call, or its reply."""
     said = {"input_type": "response", "texts": ["Rest."]}
     if messages:
         said = {"input_type": "request", "structured_messages": messages}
@@ -77,25 +77,17 @@ def litellm(messages: Any = None, call_id: str = "1", **headers: str) -> Relayed
     return relayed(path, said | {"litellm_call_id": call_id}, **headers)
 
 
-def agentgateway(messages: Any = None, call_id: str = "1", **headers: str) -> RelayedRequest:
-    """The same in the format that has it in a header."""
-    if messages:
-        return relayed("/request", {"body": {"messages": messages}}, call_id=call_id, **headers)
-    return relayed("/response", {"body": {"choices": []}}, call_id=call_id)
-
-
-@pytest.mark.parametrize("call", [litellm, agentgateway])
-def test_a_reply_goes_where_the_request_of_its_call_went(call: Any) -> None:
+def test_a_reply_goes_where_the_request_of_its_call_went() -> None:
     """By its conversation, or its session."""
     keys = SessionKeys()
-    unknown = keys.key(call())
-    key = keys.key(call(GROWN))
+    unknown = keys.key(litellm())
+    key = keys.key(litellm(GROWN))
     assert key == keys.key(relayed("/v1/check", {"messages": GROWN}))
-    assert keys.key(call()) == key != unknown
-    assert keys.key(call(), "shop") != key
-    in_session = keys.key(call(GROWN, "2", x_session_id="7"))
+    assert keys.key(litellm()) == key != unknown
+    assert keys.key(litellm(), "shop") != key
+    in_session = keys.key(litellm(GROWN, "2", x_session_id="7"))
     assert in_session == keys.key(relayed("/v1/check", {"messages": OTHER}, x_session_id="7"))
-    assert keys.key(call(call_id="2")) == in_session
+    assert keys.key(litellm(call_id="2")) == in_session
 
 
 def test_an_id_of_two_conversations_on_two_replicas_is_unjudged_and_of_one_twice_is_not() -> None:
@@ -113,12 +105,12 @@ def test_ids_of_calls_are_forgotten_beyond_a_number_and_after_a_time(
     monkeypatch: MonkeyPatch,
 ) -> None:
     keys = SessionKeys(max_calls=2)
-    (key,) = {keys.key(agentgateway(GROWN, call_id)) for call_id in "123"}
-    found = [keys.key(agentgateway(call_id=call_id)) == key for call_id in "123"]
+    (key,) = {keys.key(litellm(GROWN, call_id)) for call_id in "123"}
+    found = [keys.key(litellm(call_id=call_id)) == key for call_id in "123"]
     assert found == [False, True, True]
     now = time.monotonic()
     monkeypatch.setattr("serve.cluster.front.session.time.monotonic", lambda: now + 1000)
-    assert keys.key(agentgateway(call_id="3")) != key  # 15 minutes are over
+    assert keys.key(litellm(call_id="3")) != key  # 15 minutes are over
 
 
 MALFORMED = (b"", b"no JSON", b"[1]", b"[" * 9999, b"{}", b'{"messages": 1}', b'{"messages": [1]}')
