@@ -12,13 +12,9 @@ from guard.machine.device import installed_device, missing_for_compiling
 from guard.machine.provenance import gpu_driver, gpu_memory_gib, hardware, host_memory_gib
 from guard.recipe import MODELS, Recipe, ServingMemory, load_recipe
 from serve.doctor.finding import Finding
-from serve.doctor.installation import installed_version
 
 LEAST_DRIVER = 580  # of CUDA 13.0, which the pins of setup/cuda.txt are built for
 LEAST_GLIBC = (2, 31)  # of their wheels
-# Built for CUDA where pip finds them; beside torch for CPU they fail on import, and then
-# transformers imports no model.
-BREAK_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
 
 
 def device() -> Iterator[Finding]:
@@ -57,11 +53,6 @@ def _cpu_build(has_gpu: bool) -> Iterator[Finding]:
     missing = missing_for_compiling()
     if missing is not None:  # no problem: what is not compiled is served too, but slower
         yield Finding("device", f"not compiled (slower): {missing} is missing")
-    for name in BREAK_CPU_TORCH:
-        installed = installed_version(name)
-        if installed is not None:
-            text = f"{name} {installed} breaks transformers beside torch for CPU"
-            yield Finding("device", text, f".venv/bin/python -m pip uninstall -y {name}")
 
 
 def memory(model: str) -> Iterator[Finding]:

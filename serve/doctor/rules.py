@@ -18,7 +18,6 @@ from guard.rule import RULES, load_rule
 from guard.weights.card import check_rule, load_card
 from serve.doctor.finding import Finding
 from serve.engine.adapter import Requirements
-from serve.registry.registry import Registry, publishing
 
 
 def recipes() -> Iterator[Finding]:
@@ -66,23 +65,8 @@ def weights() -> Iterator[Finding]:
     requirements = functools.cache(lambda model: Requirements.of(load_recipe(model)))
     for folder in sorted(folders):
         yield _weights(folder, str(folder.relative_to(root)), requirements)
-    yield from _versions(Registry(Runs()))
     if not folders:
         yield Finding("weights", "none yet; `make all RULE=medical_advice` trains the first")
-
-
-def _versions(registry: Registry) -> Iterator[Finding]:
-    """Whether the registry holds, and which versions are not served."""
-    try:
-        registry.verify()
-        for rule in registry.rules():
-            aliases = registry.aliases(rule)
-            text = f"{rule}: version {aliases['champion'][:12]} is served"
-            if candidate := aliases.get("candidate"):
-                text += f", {candidate[:12]} not yet: {publishing(rule)}"
-            yield Finding("weights", text)
-    except GuardError as error:
-        yield _problem(error, error.remedy)
 
 
 def _weights(folder: Path, name: str, requirements: Callable[[str], Requirements]) -> Finding:

@@ -6,8 +6,8 @@ key, and all adapters and the base share them. Every other block keeps the adapt
 also says where the activation point cuts the block. It names the content of the weights too,
 because name and path stay the same when an adapter is trained again.
 
-The base's blocks of a conversation are hashed and looked up once, not once for every adapter.
-Remove when vLLM serves aLoRA itself and keys blocks by adapter content.
+The base's blocks of a conversation are hashed once, not once for every adapter. Remove when vLLM
+serves aLoRA itself and keys blocks by adapter content.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-
-from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
-from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
 from ..handover import ActivatedRequest
 from ..seam import seam
@@ -105,65 +102,3 @@ def _base_tokens(request: Any) -> int:
     if isinstance(lora, ActivatedRequest):
         return lora.activation_start
     return 0
-
-
-@dataclass(frozen=True)
-class CacheHit:
-    """The cached blocks that a request began with, and the pool's table at that time. A pool that
-    forgets all blocks begins a new table.
-    """
-
-    blocks: list[Any]
-    table: Any
-    block_ids: frozenset[int]
-
-    def is_again(
-        self, coordinator: Any, block_hashes: list[BlockHash], max_cache_hit_length: int
-    ) -> bool:
-        """Whether a request begins with exactly these cached blocks. The last block's name stands
-        for all tokens before its end.
-        """
-        pool = coordinator.block_pool
-        length, most = len(self.blocks), max_cache_hit_length // coordinator.block_size
-        if self.table is not pool.cached_block_hash_to_block:
-            return False
-        if not length <= min(len(block_hashes), most):
-            return False
-        name = make_block_hash_with_group_id(block_hashes[length - 1], 0)
-        if self.blocks[-1].block_hash != name:
-            return False
-        return length == most or not pool.get_cached_block(block_hashes[length], [0])
-
-
-@seam(
-    "vllm.v1.core.kv_cache_coordinator:UnitaryKVCacheCoordinator.find_longest_cache_hit",
-    "self block_hashes max_cache_hit_length",
-)
-def find_longest_cache_hit(
-    original: Callable[..., Any],
-    self: Any,
-    block_hashes: list[BlockHash],
-    max_cache_hit_length: int,
-) -> tuple[tuple[list[Any], ...], int, int]:
-    """The cached blocks that the request begins with. The last request's are tried first."""
-    pool = self.block_pool
-    last: CacheHit | None = getattr(pool, "last_hit", None)
-    if last is not None and last.is_again(self, block_hashes, max_cache_hit_length):
-        return (last.blocks.copy(),), len(last.blocks) * self.block_size, 0
-    hit = original(self, block_hashes, max_cache_hit_length)
-    if type(self.single_type_managers[0]) is FullAttentionManager and not self.eagle_group_ids:
-        blocks = hit[0][0].copy()
-        pool.last_hit = None
-        if blocks:
-            block_ids = frozenset(block.block_id for block in blocks)
-            pool.last_hit = CacheHit(blocks, pool.cached_block_hash_to_block, block_ids)
-    return hit  # type: ignore[no-any-return]
-
-
-@seam("vllm.v1.core.block_pool:BlockPool._remove_cached_block_hashes", "self block")
-def remove_cached_block_hashes(original: Callable[..., Any], self: Any, block: Any) -> Any:
-    """Forget the last request's hit as soon as one of its blocks loses its name."""
-    last: CacheHit | None = getattr(self, "last_hit", None)
-    if last is not None and block.block_id in last.block_ids:
-        self.last_hit = None
-    return original(self, block)

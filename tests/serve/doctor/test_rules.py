@@ -214,13 +214,6 @@ def test_a_plugin_that_vllm_will_not_load_or_that_is_anothers_is_a_problem(
     assert missing.text.endswith("vLLM does not load it: vllm_alora, vllm_encoder")
 
 
-def test_a_package_breaking_cpu_torch_is_told_there(monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "BREAK_CPU_TORCH", ("pytest",))
-    monkeypatch.setattr(machine, "installed_device", lambda: "cpu")
-    (breaking,) = problems(machine.device())
-    assert breaking.remedy == ".venv/bin/python -m pip uninstall -y pytest"
-
-
 @pytest.mark.parametrize(
     ("gpu", "driver", "glibc", "remedies"),
     [
