@@ -200,7 +200,7 @@ calibrate: $(ready) ##   another threshold for trained weights, in seconds: by t
 test-gpu-path: $(ready) ##   vLLM's runner V2 and low-rank kernels against PEFT: on a GPU, or interpreted on a CPU (4 minutes on one core)
 	$(python) -m pytest -n0 $(if $(filter cpu,$(device)),-p tests.serve.gpu_path.interpreted) tests/serve/gpu_path/ring_*.py
 
-replay: $(ready) ##   A=folder B=folder FILES="logs/*.jsonl": which verdicts on recorded traffic flip, over one prefill; fails if B is worse on labelled rows -> runs/replay
+replay: $(ready) ##   A=folder B=folder FILES="logs/*.jsonl": which verdicts on recorded traffic flip, over one prefill -> runs/replay
 	$(python) -m serve.scan.replay "$$A" "$$B" --files "$$FILES" $(if $(OUT),--out "$$OUT") \
 		$(call flag,force,$(FORCE)) $(OPTIONS)
 

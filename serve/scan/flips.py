@@ -17,7 +17,6 @@ from scipy.stats import binomtest
 
 QUANTILES = {"least": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "most": 1.0}
 REASONS = 5  # of the unjudged, the commonest
-SIGNIFICANT = 0.05
 SHARES = {
     "flagged_a": "flagged by A",
     "flagged_b": "flagged by B",
@@ -30,8 +29,6 @@ UNJUDGED = {
     "unjudged_b": "unjudged by B only",
     "unjudged_a_and_b": "unjudged by both",
 }
-CHANGES = ("lost", "gained")  # of a labelled row: right by A alone, by B alone
-RIGHT = ("allow", "violation")  # by label
 FLIPS = {("allow", "violation"): "to_violation", ("violation", "allow"): "to_allow"}
 
 Row = Mapping[str, Any]  # of `serve.scan.parts.ScanRow`, as it was read
@@ -73,7 +70,6 @@ class Flip:
     verdict_b: str
     p_a: float
     p_b: float
-    label: int | None
 
     @property
     def change(self) -> float:
@@ -90,15 +86,8 @@ class ReplayTally:
     changes: array[float] = field(default_factory=lambda: array("d"))
     flips: list[Flip] = field(default_factory=list)
 
-    def add(self, a: Row, b: Row, label: int | None = None) -> None:
-        """Count one more conversation's rows. Of a labelled one no verdict is a wrong verdict."""
-        if label is not None:
-            right_a, right_b = (row["verdict"] == RIGHT[label] for row in (a, b))
-            self.counts["labelled"] += 1
-            self.counts["right_a"] += right_a
-            self.counts["right_b"] += right_b
-            self.counts[f"lost_{label}"] += right_a and not right_b
-            self.counts[f"gained_{label}"] += right_b and not right_a
+    def add(self, a: Row, b: Row) -> None:
+        """Count one more conversation's rows."""
         unjudged = [side for side, row in (("a", a), ("b", b)) if row["verdict"] == "unjudged"]
         if unjudged:
             self.counts["unjudged_" + "_and_".join(unjudged)] += 1
@@ -114,29 +103,13 @@ class ReplayTally:
         self.counts[FLIPS[verdicts]] += 1
         self.counts["confident_flips"] += a["confident"] and b["confident"]
         stored = (a["source"], a["row"], a["id"])
-        self.flips.append(Flip(*stored, *verdicts, a["p_violation"], b["p_violation"], label))
+        self.flips.append(Flip(*stored, *verdicts, a["p_violation"], b["p_violation"]))
         if len(self.flips) > 2 * self.shown:
             self.flips = self.largest()
 
     def largest(self) -> list[Flip]:
         """The `shown` flips of the largest change, largest first; of equal ones the first."""
         return heapq.nlargest(self.shown, self.flips, key=lambda flip: abs(flip.change))
-
-    @property
-    def is_regression(self) -> bool:
-        """Whether B is worse than chance explains, in all labelled rows or in those of one label:
-        McNemar's exact test, which takes rows as independent.
-        """
-        lost, gained = ([self.counts[f"{name}_{label}"] for label in (0, 1)] for name in CHANGES)
-        # Three looks at the same rows: each has a third of the chance of a false alarm
-        # (Bonferroni).
-        looks = [(sum(lost), sum(gained)), *zip(lost, gained, strict=True)]
-        for worse, better in looks:
-            if worse > better:
-                p = binomtest(worse, worse + better).pvalue
-                if p < SIGNIFICANT / len(looks):
-                    return True
-        return False
 
     def share(self, name: str) -> CountedShare:
         return CountedShare.of(self.counts[name], len(self.changes))
@@ -155,8 +128,6 @@ class ReplayTally:
             **{name: asdict(self.share(name)) for name in SHARES},
             "confident_flips": self.counts["confident_flips"],
             **{name: self.counts[name] for name in UNJUDGED},
-            **{name: self.counts[name] for name in ("labelled", "right_a", "right_b")},
-            "is_regression": self.is_regression,
             "reasons": dict(self.reasons.most_common(REASONS)),
             "quantiles": self.quantiles(),
             "flipped": [asdict(flip) for flip in self.largest()],
@@ -171,10 +142,6 @@ class ReplayTally:
         if self.changes:
             changes = [f"{label} {change:+.3f}" for label, change in self.quantiles().items()]
             rows["p(B) - p(A)"] = ", ".join(changes)
-        if self.counts["labelled"]:
-            rows["labelled"] = f"{self.counts['labelled']:,}"
-            rows["right by A, by B"] = f"{self.counts['right_a']:,}, {self.counts['right_b']:,}"
-            rows["B is worse"] = "beyond chance" if self.is_regression else "not beyond chance"
         for reason, count in self.reasons.most_common(REASONS):
             rows[f"unjudged: {reason}"] = f"{count:,}"
         return rows

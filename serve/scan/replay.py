@@ -2,9 +2,7 @@
 
 Judges recorded conversations by two versions of a rule's weights in one engine, each conversation
 prefilled once for both, and reports which verdicts flip. It is a scan by two adapters: what
-is cut off at any point goes on where it was. Without labels it says what changes, not what is
-better. Exit status: 1 if B is worse on labelled rows than chance explains, 2 for what cannot be
-replayed (by make: 2 for either).
+is cut off at any point goes on where it was. It says what changes, not what is better.
 
 Its page `replay.html` quotes stored conversations, so it is as confidential as they are.
 """
@@ -13,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +18,6 @@ from typing import Any
 
 from jinja2 import StrictUndefined, Template
 
-from guard.arguments import count
 from guard.conversation.example import Message
 from guard.errors import exits_cleanly
 from guard.files.atomic import atomic_write
@@ -81,8 +77,8 @@ def page(title: str, pair: VersionPair, tally: ReplayTally, texts: Texts) -> str
 SHOWN = 50  # flips that the report lists
 REPORT, PAGE = "replay.json", "replay.html"
 QUOTES = (
-    "This page quotes recorded conversations. Without a label a flip says that A and B disagree, "
-    "not which of them is right."
+    "This page quotes recorded conversations. A flip says that A and B disagree, not which of them "
+    "is right."
 )
 CARD_FACTS = ("method", "version", "rule_text", "threshold", "temperature", "bias", "seed")
 
@@ -136,27 +132,14 @@ class ReplayReport:
                 part.write_text(content, encoding="utf-8")
 
 
-def report_replay(folder: PartFolder, pair: VersionPair, shown: int) -> ReplayReport:
+def report_replay(folder: PartFolder, pair: VersionPair) -> ReplayReport:
     """Read all parts of a finished replay. Raises GuardError where a part is broken."""
-    tally = ReplayTally(shown)
-    labels = _labels(folder.manifest.sources, pair.rule)
+    tally = ReplayTally(SHOWN)
     conversations = 0
     for rows in _conversations(folder):
         conversations += 1
-        a, b = rows[pair.a.name], rows[pair.b.name]
-        tally.add(a, b, labels.get((a["source"], a["row"])))
+        tally.add(rows[pair.a.name], rows[pair.b.name])
     return ReplayReport(folder.manifest, conversations, pair, tally)
-
-
-def _labels(sources: Iterable[str], rule: str) -> dict[Place, int]:
-    """The labels of the conversations that have one for the rule."""
-    labels: dict[Place, int] = {}
-    for source in sources:
-        for stored in read_source(source):
-            label = stored.label_for(rule)
-            if label is not None:
-                labels[source, stored.number] = label
-    return labels
 
 
 def _conversations(folder: PartFolder) -> Iterator[dict[str, Row]]:
@@ -196,8 +179,6 @@ def _arguments() -> argparse.Namespace:
     )
     add("b", type=Path, help="the other version's folder")
     add_scan_options(parser, out="the folder for verdicts and report (default: runs/replay)")
-    shown = f"flips that the report lists (default: {SHOWN})"
-    add("--shown", type=count, default=SHOWN, help=shown)
     arguments = parser.parse_args()
     if Path() in (arguments.a, arguments.b):
         parser.error(
@@ -221,11 +202,10 @@ def main() -> None:
     folder = PartFolder(out, manifest)
     if folder.finished is None:
         judge_all(parts, folder)
-    report = report_replay(folder, pair, arguments.shown)
+    report = report_replay(folder, pair)
     report.save(out)
     print(report.as_text())
     print(f"written: {out / REPORT}, {out / PAGE}")
-    sys.exit(int(report.tally.is_regression))
 
 
 if __name__ == "__main__":

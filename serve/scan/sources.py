@@ -32,8 +32,7 @@ class StoredConversation:
     """A row: its source and number there, from 0, its `id` if it has one, and its conversation, or
     the `problem` that it has none.
 
-    `read_bytes`: of its file, as it lies on the disk, so many are read by now. `label`: 1 where
-    the row says that it violates the rule `labelled_for`, or any rule where it names none.
+    `read_bytes`: of its file, as it lies on the disk, so many are read by now.
     """
 
     source: str
@@ -42,11 +41,6 @@ class StoredConversation:
     messages: tuple[Message, ...]
     problem: str = ""
     read_bytes: int = 0
-    label: int | None = None
-    labelled_for: str = ""
-
-    def label_for(self, rule: str) -> int | None:
-        return self.label if self.labelled_for in ("", rule) else None
 
 
 RawRow = tuple[Any, str, int]  # its fields, what is wrong with it, and the bytes read by now
@@ -103,17 +97,8 @@ def read_source(source: str) -> Iterator[StoredConversation]:
             except GuardError as error:
                 problem = str(error)
         stated = fields if isinstance(fields, dict) else {}
-        label = stated.get("label")
-        yield StoredConversation(
-            source,
-            number,
-            _text_of(stated, "id"),
-            messages,
-            _escaped(problem),
-            read_bytes,
-            int(label) if label in (0, 1) else None,
-            _text_of(stated, "rule"),
-        )
+        name = _text_of(stated, "id")
+        yield StoredConversation(source, number, name, messages, _escaped(problem), read_bytes)
 
 
 def _text_of(fields: Mapping[str, Any], name: str) -> str:

@@ -54,12 +54,14 @@ def traffic(tmp_path: Path) -> Path:
 
 
 def replay(monkeypatch: MonkeyPatch, versions: list[Path], traffic: Path, *more: str) -> Any:
-    """The command's exit status."""
+    """The command's exit status; 0 where it ends."""
     named = [*map(str, versions), "--files", str(traffic), "--runs", str(traffic.parent)]
     monkeypatch.setattr("sys.argv", ["replay", *named, "--rows-a-part", "8", *more])
-    with pytest.raises(SystemExit) as ended:
+    try:
         main()
-    return ended.value.code
+    except SystemExit as ended:
+        return ended.code
+    return 0
 
 
 @pytest.mark.slow
@@ -117,7 +119,7 @@ def test_of_a_source_that_has_changed_or_a_part_that_lost_rows_there_is_no_repor
     versions: list[Path], traffic: Path
 ) -> None:
     folder, pair = finished_replay(versions, traffic)
-    report = report_replay(folder, pair, 50)
+    report = report_replay(folder, pair)
     report.save(folder.folder)
     facts = json.loads((folder.folder / "replay.json").read_text())
     assert facts["conversations"] == ROWS and list(facts["sources"]) == [str(traffic)]
@@ -132,29 +134,7 @@ def test_of_a_source_that_has_changed_or_a_part_that_lost_rows_there_is_no_repor
     part = folder.folder / "part-000004.jsonl"
     part.write_text("".join(part.read_text().splitlines(keepends=True)[:-2]))
     with pytest.raises(GuardError, match=r"part-000004\.jsonl: .*14 rows, and not 16"):
-        report_replay(folder, pair, 50)
-
-
-def test_a_labelled_row_counts_for_its_rule_and_a_worse_b_fails_the_command(
-    versions: list[Path], traffic: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
-) -> None:
-    rows = [json.loads(line) for line in traffic.read_text().splitlines()]
-    labels = [{"label": 1, "rule": "mild"}] * 10 + [{"label": 0, "rule": "stern"}] * 20
-    labels += [{"label": "no"}] * 10
-    stored = [json.dumps(row | label) for row, label in zip(rows, labels, strict=True)]
-    traffic.write_text("\n".join(stored))
-    folder, pair = finished_replay(versions, traffic)
-    tally = report_replay(folder, pair, 50).tally
-    assert (tally.counts["labelled"], tally.counts["right_a"], tally.counts["right_b"]) == (
-        10,
-        10,
-        0,
-    )
-    assert {flip.label for flip in tally.flips} == {None, 1}
-    monkeypatch.setattr("serve.scan.command.open_engines", lambda _: pytest.fail("it starts"))
-    assert replay(monkeypatch, versions, traffic) == 1
-    assert "beyond chance" in capsys.readouterr().out
-    assert "row 0, label 1" in (folder.folder / "replay.html").read_text()
+        report_replay(folder, pair)
 
 
 def test_what_cannot_be_replayed_is_found_before_an_engine_starts(
@@ -288,36 +268,6 @@ def test_each_direction_and_each_side_is_counted() -> None:
     assert text["verdicts that flip"].startswith("3 (60.00 %, 95 % interval ")
     assert "least -0.400" in text["p(B) - p(A)"] and "most +0.800" in text["p(B) - p(A)"]
     assert text["unjudged: it does not fit"] == "3"
-
-
-@pytest.mark.parametrize(
-    ("wrong_by_b", "wrong_by_a", "is_regression"),
-    [
-        ({1: 10}, {}, True),
-        # Of six p is .031, below .05 and above a third of it: three looks have one chance.
-        ({1: 6}, {}, False),
-        ({}, {1: 10}, False),
-        # A gain on one label makes no loss good on the other.
-        ({0: 20}, {1: 20}, True),
-    ],
-)
-def test_b_is_worse_where_chance_does_not_explain_what_it_lost(
-    wrong_by_b: dict[int, int], wrong_by_a: dict[int, int], is_regression: bool
-) -> None:
-    tally = ReplayTally(50)
-    for label in (0, 1):
-        right, wrong = (0.9, 0.1) if label else (0.1, 0.9)
-        for number in range(wrong_by_b.get(label, 0)):
-            tally.add(row(number, right), row(number, wrong), label)
-        for number in range(wrong_by_a.get(label, 0)):
-            tally.add(row(number, wrong), row(number, right), label)
-    assert tally.facts()["is_regression"] == is_regression
-    said = "beyond chance" if is_regression else "not beyond chance"
-    assert tally.as_text()["B is worse"] == said
-    unjudged = ReplayTally(50)
-    for number in range(10):
-        unjudged.add(row(number, 0.9), row(number, None), 1)
-    assert unjudged.is_regression, "no verdict is a wrong verdict"
 
 
 def test_the_interval_is_exact_and_of_nothing_says_nothing() -> None:
