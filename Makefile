@@ -132,12 +132,10 @@ eval: $(ready) ##   trained rules, the LLM judge and a bag of words -> quality t
 	$(python) -m eval.run --rule '$(RULE)' --model $(MODEL) $(call option,method,$(METHOD)) \
 		$(call option,seeds,$(SEEDS)) $(call flag,force,$(FORCE))
 
-# What every benchmark is offered; each takes those that it has as options.
-offers = --offer=model='$(MODEL)' \
-	$(call flag,offer=quick,$(QUICK)) $(call flag,offer=wide,$(WIDE)) $(call flag,offer=force,$(FORCE))
+of_every_bench = --model '$(MODEL)' $(call flag,quick,$(QUICK)) $(call flag,wide,$(WIDE)) $(call flag,force,$(FORCE))
 
 serve: $(ready) ##   the latency benchmark (the server is make up): 1 to 100 rules on one conversation -> table, runs/latency.json (half an hour without QUICK=1)
-	$(python) -m serve.bench latency $(offers)
+	$(python) -m serve.bench latency $(of_every_bench)
 
 host := $(if $(filter command,$(origin HOST)),$(HOST))
 own_rule := $(if $(filter command environment,$(origin RULE)),$(RULE))
@@ -212,7 +210,7 @@ curve: $(ready) ##   how many rows, and which method? AUROC against rows of DATA
 	$(python) -m eval.study $(study) --model $(MODEL) $(call option,method,$(METHOD))
 
 bench: $(ready) ##   lists the benchmarks; NAME=encoder runs one -> table, runs/*_bench.json
-	$(python) -m serve.bench $(if $(name),'$(name)' $(offers)) $(OPTIONS)
+	$(python) -m serve.bench $(if $(name),'$(name)' $(of_every_bench)) $(OPTIONS)
 
 merge: $(ready) ##   a rule's LoRA folded into the base's weights, for a server of one rule -> runs/MODEL/RULE/merged
 	$(python) -m serve.merge --rule '$(RULE)' --model $(MODEL)

@@ -134,7 +134,7 @@ def spin_count_of(target: str, **environment: str) -> str:
     return done.stdout.removeprefix("spins ").partition(",")[0]
 
 
-TINY = "--offer=model='tiny'"
+TINY = "--model 'tiny'"
 CURVE = "--rule 'toxicity' --data \"$DATA\""
 SCAN = 'serve.scan.run --files "$FILES" --model tiny'
 # What is asked of make -> the modules that it runs, with their arguments.
@@ -143,7 +143,7 @@ STAGES = {
         "data.build --rule 'pii_leak'",
         "train.run --rule 'pii_leak' --model tiny --seeds '0,1'",
         "eval.run --rule 'pii_leak' --model tiny --seeds '0,1'",
-        f"serve.bench latency {TINY} --offer=quick",
+        f"serve.bench latency {TINY} --quick",
     ],
     "curve RULE=toxicity DATA=mine.csv ROWS=0,20 SEEDS=0 METHOD=head FORCE=1 'OPTIONS=--test 9'": [
         f"data.study {CURVE} --rows '0,20' --seeds '0' --test 9",
@@ -153,7 +153,7 @@ STAGES = {
     "serve QUICK=0 WIDE=0": [f"serve.bench latency {TINY}"],
     "bench": ["serve.bench"],
     "bench NAME=latency WIDE=1 FORCE=1 'OPTIONS=--repeats 1'": [
-        f"serve.bench 'latency' {TINY} --offer=wide --offer=force --repeats 1"
+        f"serve.bench 'latency' {TINY} --wide --force --repeats 1"
     ],
     "up RULE=all": ["serve.up --model tiny"],
     "up RULE=a,b MERGED=1 REPLICAS=2 HOST=0.0.0.0": [

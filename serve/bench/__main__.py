@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from guard.errors import GuardError, did_you_mean, exits_cleanly
@@ -25,7 +24,13 @@ BENCHES: dict[str, str] = {
     "encoder": "serve.bench.encoder",
     "calibrate": "serve.bench.calibrate",
 }
-OFFER = "--offer="  # what make offers to every benchmark: `--offer=wide` for `--wide`
+
+# What make gives to whichever benchmark; some have no use for one.
+FLAGS = {
+    "--quick": "a coarse grid",
+    "--wide": "a grid to 500 rules, with 1,000 adapters resident, and to 32,000 tokens",
+    "--force": "although nothing changed",
+}
 
 
 @exits_cleanly
@@ -37,7 +42,7 @@ def main() -> None:
         print(listing())
         sys.exit(0)
     bench = bench_named(sys.argv[1])
-    options = parsed(bench, sys.argv[2:])
+    options = parser_of(bench).parse_args(sys.argv[2:])
     warn_if_busy("the figures will be off")
     started_from()
     bench(options).main()
@@ -56,33 +61,19 @@ def bench_named(name: str) -> type[BenchCommand]:
     raise AssertionError(f"{BENCHES[name]} has no benchmark {name}")
 
 
-def parsed(bench: type[BenchCommand], words: Sequence[str]) -> argparse.Namespace:
-    """The benchmark's options. What is offered and it does not have is left out. Raises SystemExit
-    for other words that it does not have.
-    """
-    offered = [f"--{word.removeprefix(OFFER)}" for word in words if word.startswith(OFFER)]
-    asked_for = [word for word in words if not word.startswith(OFFER)]
-    parser = parser_of(bench)
-    options, unknown = parser.parse_known_args([*offered, *asked_for])
-    unknown = [word for word in unknown if word not in offered]
-    if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    return options
-
-
 def parser_of(bench: type[BenchCommand]) -> argparse.ArgumentParser:
     """The parser of one benchmark's options."""
     parser = argparse.ArgumentParser(
         prog=f"python -m serve.bench {bench.name}",
         description=sys.modules[bench.__module__].__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # --rule, which is offered to all, is no --rules
     )
     model = "a base model of recipes/models (default: tiny)"
     parser.add_argument("--model", default="tiny", help=model)
     runs = f"where adapters are and results go (default: {Runs().root})"
     parser.add_argument("--runs", default=Runs().root, type=Path, help=runs)
-    parser.add_argument("--quick", action="store_true", help="a coarse grid")
+    for flag, text in FLAGS.items():
+        parser.add_argument(flag, action="store_true", help=text)
     bench.add_options(parser)
     return parser
 

@@ -119,7 +119,7 @@ class BenchCommand(ABC):
     @classmethod
     @abstractmethod
     def add_options(cls, parser: argparse.ArgumentParser) -> None:
-        """Add its own options to --model, --runs and --quick."""
+        """Add its own options to those of all benchmarks."""
 
     @abstractmethod
     def main(self) -> None:
@@ -144,7 +144,6 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
         """Add the options of all grids. A benchmark with its own calls this too."""
         text = "how often a cell is measured, at most"
         add_count(parser, "--repeats", cls.repeats, text)
-        parser.add_argument("--force", action="store_true", help="although nothing changed")
 
     @property
     def path(self) -> Path:

@@ -117,12 +117,6 @@ class LatencyBench(Benchmark[LatencyCell]):
         Ratio("engine_over_lower_bound", "engine_ms", LOWER_BOUND),
     )
 
-    @classmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> None:
-        super().add_options(parser)
-        text = "also 500 rules, with 1,000 adapters resident, and 10,000 to 32,000 tokens"
-        parser.add_argument("--wide", action="store_true", help=text)
-
     def main(self) -> None:
         """Measure a decoder, or an encoder by its own benchmark. Raises GuardError for options that
         an encoder does not take.
@@ -131,7 +125,7 @@ class LatencyBench(Benchmark[LatencyCell]):
             super().main()
             return
         options = vars(self.options) | {"beside": None}
-        if options.pop("wide"):
+        if self.options.wide:
             problem, where = "only decoders are measured so", f"recipe {self.recipe.name}"
             remedy = "Leave it out; make bench NAME=encoder OPTIONS=--help has its own"
             raise GuardError(problem, where=where, got="--wide", remedy=remedy)

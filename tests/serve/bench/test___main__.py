@@ -9,10 +9,8 @@ from pytest import CaptureFixture, MonkeyPatch
 
 from guard.errors import GuardError
 from guard.home import ROOT
-from serve.bench.__main__ import BENCHES, bench_named, listing, main, parsed, parser_of
+from serve.bench.__main__ import BENCHES, bench_named, listing, main, parser_of
 from tests.serve.bench.toy_bench import ToyBench
-
-OFFERS = ["model=tiny", "quick", "wide", "force"]
 
 
 def test_every_benchmark_is_listed_documented_and_in_the_table() -> None:
@@ -40,18 +38,15 @@ def test_an_unknown_name_is_an_error_with_the_nearest_one(
     assert exit_info.value.code == 2 and "Did you mean 'encoder'" in capsys.readouterr().err
 
 
-def test_what_is_offered_may_be_unknown(capsys: CaptureFixture[str]) -> None:
+def test_every_benchmark_takes_what_make_gives(capsys: CaptureFixture[str]) -> None:
     for name in BENCHES:
-        bench = bench_named(name)
-        options = parsed(bench, [f"--offer={offer}" for offer in OFFERS])
+        parser = parser_of(bench_named(name))
+        options = parser.parse_args(["--model=tiny", "--quick", "--wide", "--force"])
         assert (options.runs, options.model, options.quick) == (ROOT / "runs", "tiny", True)
-        assert parsed(bench, []).quick is False
-    words = ["--offer=model=big", "--offer=other=a,b", "--offer=wide", "--repeats", "2"]
-    options = parsed(ToyBench, words)
-    assert (options.model, options.repeats) == ("big", 2) and not hasattr(options, "rule")
-    for word in ("--wide", "--rul=a", "--repeats=0", "--repeats=two"):
+        assert parser.parse_args([]).quick is False
+    for word in ("--rule=a", "--repeats=0", "--repeats=two"):
         with pytest.raises(SystemExit):
-            parsed(ToyBench, [word])
+            parser_of(ToyBench).parse_args([word])
         assert word.partition("=")[0] in capsys.readouterr().err
     assert "(default: 2)" in parser_of(ToyBench).format_help()
 
@@ -65,6 +60,6 @@ def test_a_benchmark_looks_at_the_machine_and_the_commit_before_it_measures(
     monkeypatch.setattr(
         "serve.bench.latency.LatencyBench.main", lambda _: events.append("measured")
     )
-    monkeypatch.setattr("sys.argv", ["bench", "latency", "--offer=rule=a", "--runs", str(tmp_path)])
+    monkeypatch.setattr("sys.argv", ["bench", "latency", "--runs", str(tmp_path)])
     main()
     assert events == ["the figures will be off", "commit", "measured"]

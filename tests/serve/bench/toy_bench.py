@@ -11,7 +11,7 @@ from typing import Any
 from pytest import MonkeyPatch
 
 from guard.recipe import Recipe
-from serve.bench.__main__ import bench_named, parsed
+from serve.bench.__main__ import bench_named, parser_of
 from serve.bench.harness import Benchmark, Cell, Ratio, Repeat, Sample
 from serve.bench.report import Column, GridReport
 from tests.serve.bench.small_engine import small_recipe
@@ -79,7 +79,7 @@ class ToyBench(Benchmark[ToyCell]):
 
 def toy_bench(runs: Path, *words: str, weights: str = "first") -> ToyBench:
     """A toy whose results go to `runs`."""
-    bench = ToyBench(parsed(ToyBench, ["--runs", str(runs), *words]))
+    bench = ToyBench(parser_of(ToyBench).parse_args(["--runs", str(runs), *words]))
     bench.log, bench.on_measure, bench.weights = [], lambda *_: None, weights
     return bench
 
@@ -89,4 +89,4 @@ def bench_on(name: str, runs: Path, *words: str, recipe: Recipe | None = None) -
     kind = bench_named(name)
     with MonkeyPatch.context() as patch:
         patch.setattr("serve.bench.harness.load_recipe", lambda _: recipe or small_recipe())
-        return kind(parsed(kind, ["--runs", str(runs), *words]))
+        return kind(parser_of(kind).parse_args(["--runs", str(runs), *words]))
