@@ -25,7 +25,6 @@ from safetensors.torch import load
 from vllm.exceptions import VLLMValidationError
 from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.utils import (
-    get_adapter_absolute_path,
     is_base_embedding_weights,
     parse_fine_tuned_lora_name,
 )
@@ -65,17 +64,15 @@ class AdapterFiles:
 
 
 def read_adapter(path: str) -> AdapterFiles:
-    """The adapter in the folder (or hub id) `path`. Raises AdapterError. Cached for as long as
-    neither file changes on disk, which two `stat` calls tell. A hub id is looked up once.
+    """The adapter in the folder `path`. Raises AdapterError. Cached for as long as neither file
+    changes on disk, which two `stat` calls tell.
     """
-    folder, stamps = path, _stamps(path)
+    stamps = _stamps(path)
     if stamps is None:
-        folder = str(_located(path))
-        stamps = _stamps(folder)
-    if stamps is None:
-        missing = CONFIG if not Path(folder, CONFIG).exists() else WEIGHTS
-        raise _missing(missing, Path(folder))
-    return _read(folder, stamps)
+        missing = CONFIG if not Path(path, CONFIG).exists() else WEIGHTS
+        remedy = "Train it, or name another folder"
+        raise AdapterError(f"the adapter has no {missing}", where=path, remedy=remedy)
+    return _read(path, stamps)
 
 
 Stamp = tuple[int, int, int, int]
@@ -93,21 +90,6 @@ def _stamps(folder: str) -> tuple[Stamp, ...] | None:
         # The time of a change of state, since that of a change of content can be set.
         (config.st_mtime_ns, config.st_ctime_ns, config.st_size, config.st_ino),
         (weights.st_mtime_ns, weights.st_ctime_ns, weights.st_size, weights.st_ino),
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def _located(path: str) -> Path:
-    """The folder of a hub id, which takes a request to the hub, or of a path with "~"."""
-    folder = Path(get_adapter_absolute_path(path))
-    if not folder.is_dir():
-        raise _missing(CONFIG, folder)  # and not remembered: the file may exist the next time
-    return folder
-
-
-def _missing(name: str, folder: Path) -> AdapterError:
-    return AdapterError(
-        f"the adapter has no {name}", where=folder, remedy="Train it, or correct the path"
     )
 
 

@@ -98,15 +98,6 @@ def test_a_file_that_is_missing_or_cannot_be_read_is_named(folder: Path) -> None
         assert "cannot be read" in refusal(folder)
 
 
-def test_a_hub_id_that_is_found_is_looked_up_once(folder: Path, monkeypatch: MonkeyPatch) -> None:
-    looks = iter(["somebody/adapter", str(folder)])  # it is published after the first one
-    monkeypatch.setattr(adapter, "get_adapter_absolute_path", lambda _: next(looks))
-    with pytest.raises(AdapterError, match=r"has no adapter_config\.json"):
-        read_adapter("somebody/adapter")
-    for _ in range(2):
-        assert read_adapter("somebody/adapter") is read_adapter(str(folder))
-
-
 def move_last_layer(tensors: Tensors) -> None:
     for name in [name for name in tensors if ".layers.5." in name]:
         tensors[name.replace(".layers.5.", ".layers.6.")] = tensors.pop(name)
