@@ -174,9 +174,7 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
         return []
 
     def main(self) -> None:
-        """Measure, unless nothing has changed since; publish the report. Raises GuardError, after
-        the report is written, if an error ended the benchmark early.
-        """
+        """Measure, unless nothing has changed since; publish the report."""
         inputs = self._fingerprint()
         report = self._kept(inputs)
         if report is None or self.options.force:
@@ -184,9 +182,6 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
         else:
             print(f"nothing changed since {self.path} was measured; FORCE=1 measures again")
         self.publish(report)
-        if report.ended_by is not None:
-            remedy = "See the error above, and measure again"
-            raise GuardError("the benchmark ended early", got=report.ended_by, remedy=remedy)
 
     def run(self, inputs: str) -> GridReport:
         """Measure all cells. `inputs`: the fingerprint, from before."""
@@ -199,7 +194,6 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
             threads=threads(),
             engine=engine_settings(self.recipe),
             facts=self.facts,
-            ended_by=grid.ended_by,
             rows=tuple(grid.rows()),
         )
 
@@ -224,10 +218,10 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
         return fingerprint(self.name, *made_with, *machine, code)
 
     def _kept(self, inputs: str) -> GridReport | None:
-        """The report that is there, if it is of these inputs and whole."""
+        """The report that is there, if it is of these inputs."""
         with contextlib.suppress(OSError, ValueError, GuardError):  # none of this version
             report = GridReport.load(self.path)
-            if report.inputs == inputs and report.ended_by is None:
+            if report.inputs == inputs:
                 return report
         return None
 
@@ -236,12 +230,11 @@ class _Grid(Generic[SomeCell]):
     """The measurement of a benchmark's cells."""
 
     def __init__(self, benchmark: Benchmark[SomeCell]) -> None:
-        self.ended_by: str | None = None
         self._benchmark, self._cells = benchmark, benchmark.cells()
         self._samples: dict[SomeCell, list[Sample]] = {}
 
     def measure(self) -> None:
-        """Measure the cells group by group. An error after the first sample ends it early."""
+        """Measure the cells group by group."""
         groups: dict[object, list[SomeCell]] = {}
         for cell in self._cells:
             groups.setdefault(cell.group, []).append(cell)
@@ -249,22 +242,15 @@ class _Grid(Generic[SomeCell]):
         bar_format = "{l_bar}{bar}| {elapsed}<{remaining}{postfix}"
         with tqdm(total=total, desc=self._benchmark.name, bar_format=bar_format) as bar:
             for cells in groups.values():
-                try:
-                    with self._benchmark.started(cells):
-                        for block in self._blocks(cells):
-                            self._measure_block(block, bar)
-                except GuardError as error:
-                    if not self._samples:
-                        raise
-                    self.ended_by = str(error)
-                    return
+                with self._benchmark.started(cells):
+                    for block in self._blocks(cells):
+                        self._measure_block(block, bar)
 
     def rows(self) -> Iterator[MeasuredRow]:
         for cell in self._cells:
-            samples = self._samples.get(cell, [])
-            if samples:
-                measured = _spreads(samples) | self._ratios(cell, samples)
-                yield MeasuredRow(cell=cell.values, repeats=len(samples), measured=measured)
+            samples = self._samples[cell]
+            measured = _spreads(samples) | self._ratios(cell, samples)
+            yield MeasuredRow(cell=cell.values, repeats=len(samples), measured=measured)
 
     def _blocks(self, cells: Sequence[SomeCell]) -> list[list[SomeCell]]:
         """The cells, those together that are compared."""

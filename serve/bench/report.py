@@ -97,7 +97,7 @@ class BenchReport(Strict):
 
 class GridReport(BenchReport):
     """The report of a grid of cells. `inputs`: a fingerprint of all that the numbers depend on.
-    `facts`: what a benchmark states of itself. `ended_by`: the error that ended it early.
+    `facts`: what a benchmark states of itself.
     """
 
     benchmark: str
@@ -105,7 +105,6 @@ class GridReport(BenchReport):
     threads: int  # of an engine
     engine: dict[str, str]  # the recipe's arguments
     facts: dict[str, Value]
-    ended_by: str | None
     rows: tuple[MeasuredRow, ...]
 
     def find(self, **cell: Value) -> list[MeasuredRow]:
@@ -169,8 +168,6 @@ def table(report: GridReport, columns: Sequence[Column]) -> str:
         shown.append([text.rjust(width) for text in texts])
     lines = ["  ".join(line) for line in zip(*shown, strict=True)]
     lines.insert(1, "─" * len(lines[0]))
-    if report.ended_by is not None:
-        lines.append(f"ENDED EARLY: {report.ended_by}")
     return "\n".join([*lines, *notes(report.caption)])
 
 

@@ -94,25 +94,13 @@ def test_a_report_depends_on_all_code(tmp_path: Path, monkeypatch: MonkeyPatch) 
     assert own <= {file.name for file in files}
 
 
-def stopped(runs: Path, at: tuple[int, int], said: str) -> None:
-    """A run whose server ends at a size and a repeat."""
+def test_an_error_ends_it_and_what_was_measured_before_stays(tmp_path: Path) -> None:
+    def fail(cell: ToyCell, repeat: Repeat) -> None:
+        raise GuardError("the engine has ended")
 
-    def on_measure(cell: ToyCell, repeat: Repeat) -> None:
-        if (cell.size, repeat.number) == at:
-            raise GuardError("the server has ended")
-
-    bench = toy_bench(runs)
-    bench.on_measure = on_measure
-    with pytest.raises(GuardError, match=said):
-        bench.main()
-
-
-def test_an_error_keeps_what_was_measured(tmp_path: Path, capsys: CaptureFixture[str]) -> None:
-    stopped(tmp_path / "at once", (1, 0), "^the server has ended")
-    assert not (tmp_path / "at once").exists()
-    stopped(tmp_path, (2, 1), r"ended early \(got the server has")
-    report = GridReport.load(tmp_path / "toy_bench.json")
-    assert report.ended_by == "the server has ended" and len(report.rows) == 4
-    assert "ENDED EARLY: the server has ended" in capsys.readouterr().out
     toy_bench(tmp_path).main()
-    assert GridReport.load(tmp_path / "toy_bench.json").ended_by is None
+    bench = toy_bench(tmp_path, "--force")
+    bench.on_measure = fail
+    with pytest.raises(GuardError, match="the engine has ended"):
+        bench.main()
+    assert GridReport.load(tmp_path / "toy_bench.json").rows

@@ -16,7 +16,7 @@ from pytest import MonkeyPatch
 from guard.conversation.example import Message
 from guard.errors import GuardError
 from serve.scan import sources
-from serve.scan.sources import find_sources, names_of, read_source, state_of
+from serve.scan.sources import find_sources, names_of, read_source
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -159,14 +159,6 @@ def test_a_file_that_is_cut_off_or_damaged_is_named(
     (tmp_path / "rows.jsonl.gz").write_bytes(damaged)
     with pytest.raises(GuardError, match="not readable"):
         list(read_source(str(tmp_path / "rows.jsonl.gz")))
-
-
-def test_a_source_that_has_changed_has_another_state(tmp_path: Path) -> None:
-    file = write_lines(tmp_path / "train.jsonl", {"text": "one"}, {"text": "two"})
-    before = state_of(file)
-    assert before == state_of(file)
-    os.utime(file, ns=(0, 0))
-    assert state_of(file) != before
 
 
 @pytest.mark.parametrize(
