@@ -108,7 +108,7 @@ def _json_object(body: bytes) -> dict[str, Any]:
 
 def _call_id(wire_format: WireFormat | None, body: dict[str, Any]) -> str:
     """What joins a reply to its request, in a format that sends them one by one."""
-    if wire_format is None:
+    if wire_format is None or not wire_format.call_id:
         return ""
     call_id = body.get(wire_format.call_id)
     return call_id if isinstance(call_id, str) else ""
