@@ -22,7 +22,7 @@ DATA ?=##   your rows (.jsonl, .csv, hub:ORG/NAME), generator, generator+FILE (a
 METHOD ?=##   one method of the recipe: lora, alora or head; by default all, for make up the recipe's aLoRA, else the first that it lists
 SEEDS ?=##   0,1,2 trains three of every seeded method; by default 0, the served one (make curve: 0,1,2), and evaluates all that are there
 QUICK ?=##   1: the coarse grid of make serve and of the benchmarks; for make test: no engine starts, 2 minutes
-FORCE ?=##   1: do a stage again although nothing changed
+FORCE ?=##   1: do a stage again although nothing changed; make publish: although it flags more twins than max_fpr_twins
 NAME ?=##   for make rule: the new rule's name; for make bench: which benchmark
 POLICY ?=##   for make rule: what is forbidden, in a sentence
 FILES ?=##   for make scan, replay and verify: files, folders, patterns (.jsonl, .jsonl.gz, .parquet), separated by blanks
@@ -164,7 +164,7 @@ rules: $(ready) ##   every version of every rule, or of those of RULE: which is 
 	$(python) -m serve.versions list $(call option,rules,$(served_rules)) $(OPTIONS)
 
 publish: $(ready) ##   RULE= WHY="fewer false alarms" -> the version trained last is served, or VERSION=3f2a
-	$(python) -m serve.versions publish $(a_version)
+	$(python) -m serve.versions publish $(a_version) $(call flag,force,$(FORCE))
 
 rollback: $(ready) ##   RULE= WHY="it flags greetings" -> the version served before is served again, or VERSION=3f2a
 	$(python) -m serve.versions rollback $(a_version)

@@ -24,7 +24,7 @@ from data.rows import is_hub_id, local_files
 from data.sources import SOURCES, DataRequest, DataSource, own_rows, source_named
 from data.splits import refuse_leaks
 from guard.arguments import whole_number
-from guard.calibration_rows import check_rows_for_rate
+from guard.calibration_rows import check_rows
 from guard.conversation.example import GENERATOR, SPLITS, Example, write_examples
 from guard.errors import GuardError, exits_cleanly
 from guard.files.atomic import atomic_write, locked
@@ -63,8 +63,8 @@ def build(request: DataRequest, *, force: bool = False) -> bool:
         sourced = source_named(request.source).load(request)
         refuse_leaks(sourced.examples)
         if source_named(request.source).reads_splits:
-            allowed = sum(row.split == "validation" and not row.label for row in sourced.examples)
-            check_rows_for_rate(allowed, rule.max_fpr, where=request.source)
+            validation = [row for row in sourced.examples if row.split == "validation"]
+            check_rows(validation, rule, where=request.source)
     except GuardError:
         if was_current:
             mark_current(folder, inputs)  # what was there is as good as it was

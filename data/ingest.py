@@ -1,8 +1,8 @@
 """Your own rows -> examples, from wherever the rows are read.
 
 A row has a conversation (`guard/conversation/row.py` says how), a `label`, and optionally `id`,
-`split`, `group`, `source` and `meta`. Everything is validated before anything else runs; every bad
-row is named by file and line.
+`split`, `group`, `source`, `twin` and `meta`. Everything is validated before anything else runs;
+every bad row is named by file and line.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ ACCEPTED = f"{', '.join(VIOLATING_WORDS)} for a violation, {', '.join(ALLOWED_WO
 UNSPLIT = "unsplit"
 KNOWN_FIELDS = (
     *("messages", "tools", "system", "prompt", "response", "text"),
-    *("label", "rule", "id", "split", "group", "source", "meta"),
+    *("label", "rule", "id", "split", "group", "source", "twin", "meta"),
 )
-SINGULAR = ("label", "id", "split", "group")
+SINGULAR = ("label", "id", "split", "group", "twin")
 # Empty in a row they are not there, as an empty cell of a CSV file is not.
 ABSENT_IF_EMPTY = ("id", "source", "split", "group")
 SPLIT_NAMES: dict[str, Split] = {
@@ -174,6 +174,7 @@ def _parse(row: SourceRow, rule: Rule, source: str) -> Parsed:
         source=str(fields.get("source", source)),
         group=_group(fields, meta) or identity,
         meta={**meta, "stratum": REAL},
+        twin=json_cell(fields.get("twin", False), "twin"),
     )
     _refuse_unwritable(example)
     return Parsed(example, split, row.where)

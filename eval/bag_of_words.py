@@ -26,7 +26,8 @@ from guard.conversation.example import Example
 from guard.errors import GuardError
 from guard.files.yaml_file import Strict
 from guard.prompt.text import visible
-from guard.rule import SPEAKERS, Reads
+from guard.rule import SPEAKERS, Reads, Rule
+from guard.twins import of_twins
 from guard.verdict import Calibration
 
 WORD = r"(?u)\w+"
@@ -116,10 +117,7 @@ class BagOfWords:
 
 
 def fit_bag_of_words(
-    train: Sequence[Example],
-    validation: Sequence[Example],
-    reads: Reads,
-    max_fpr: float | None = None,
+    train: Sequence[Example], validation: Sequence[Example], rule: Rule
 ) -> BagOfWords:
     """The best variant on the validation split, the first of equals, trained on the training split.
     Where your own rows alone are calibrated on, the few of them beside generated ones, it is fitted
@@ -132,22 +130,19 @@ def fit_bag_of_words(
                 f"the {split} rows have one label: nothing to fit the bag-of-words baseline on"
             )
             raise GuardError(problem, got=f"{len(rows)} rows", remedy=REMEDY)
-    labels = np.array([example.label for example in validation])
-    candidates = _candidates(train, validation, reads)
+    candidates = _candidates(train, validation, rule.reads)
     best = max(
         candidates, key=lambda it: it[0].validation_auroc, default=None
     )  # the first of equals
     if best is None:
         raise GuardError("the training rows have no words that differ", remedy=REMEDY)
     variant, blocks, model, logits = best
-    is_generated = [example.is_generated for example in validation]
-    calibrated_on, of_rows = for_calibration(
-        logits.tolist(), labels.tolist(), is_generated, max_fpr
-    )
-    calibration = calibrate(calibrated_on, of_rows, max_fpr)
-    if own_rows_decide(labels.tolist(), is_generated, max_fpr):
-        blocks, model = _fitted(variant, [*train, *validation], reads)
-    return BagOfWords(variant, reads, blocks, model, calibration)
+    calibrated_on = for_calibration(logits.tolist(), validation, rule.max_fpr)
+    twins = of_twins(logits.tolist(), validation), rule.max_fpr_twins
+    calibration = calibrate(*calibrated_on, rule.max_fpr, None, *twins)
+    if own_rows_decide(validation, rule.max_fpr):
+        blocks, model = _fitted(variant, [*train, *validation], rule.reads)
+    return BagOfWords(variant, rule.reads, blocks, model, calibration)
 
 
 def _fitted(

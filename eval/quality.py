@@ -16,11 +16,8 @@ from eval.answers import Answer, Scored, group_numbers, outcomes, scored_answers
 from eval.metrics import Difference, RankedRows, auroc_difference, auroc_estimate
 from guard.conversation.example import Example
 from guard.files.yaml_file import Strict
+from guard.twins import FEWEST_TWINS, TwinRate
 from guard.verdict import expected_calibration_error
-
-HARD_NEGATIVES = "hard negatives"
-# `meta.stance` of allowed rows that come close to a violation
-LOOKS_LIKE = ("quotes", "supposes", "resembles", "asks", "does")
 
 Measure = Callable[[Scored], float | None]  # None where it is not defined
 
@@ -94,7 +91,7 @@ METRICS: dict[str, Metric] = {
 
 
 class Stratum(Strict):
-    """Means over seeds. Hard negatives: 1 - accuracy is the false-positive rate."""
+    """Means over seeds."""
 
     n: int
     accuracy: float
@@ -127,6 +124,7 @@ class MethodQuality(Quality):
     auroc_minus_bag_of_words: Difference | None  # None for baselines
     false_positive_rate_ci95: tuple[float, float] | None
     recall_ci95: tuple[float, float] | None
+    twins: TwinRate
     strata: dict[str, Stratum]
     seeds: dict[str, Quality]
 
@@ -170,6 +168,7 @@ def method_quality(
         metrics=mean_metrics([of_seed.metrics for of_seed in qualities]),
         false_positive_rate_ci95=_flagged_interval(scored, 0),
         recall_ci95=_flagged_interval(scored, 1),
+        twins=_twin_rate(examples, scored),
         strata=_strata(examples, scored),
         seeds=seeds,
     )
@@ -225,6 +224,17 @@ def _flagged_interval(scored: Sequence[Scored], label: int) -> tuple[float, floa
     return low, high
 
 
+def _twin_rate(examples: Sequence[Example], scored: Sequence[Scored]) -> TwinRate:
+    """The mean over seeds of the share of twins that is flagged; none of too few."""
+    is_twin = np.array([example.is_twin for example in examples])
+    rate = TwinRate(n=int(is_twin.sum()))
+    if rate.n < FEWEST_TWINS:
+        return rate
+    twins = [of_seed.part(is_twin) for of_seed in scored]
+    flagged = fmean(float(of_seed.decisions.mean()) for of_seed in twins)
+    return TwinRate(n=rate.n, fpr=flagged, fpr_ci95=_flagged_interval(twins, 0))
+
+
 def _strata(examples: Sequence[Example], scored: Sequence[Scored]) -> dict[str, Stratum]:
     members: dict[str, list[int]] = {}
     for index, example in enumerate(examples):
@@ -248,15 +258,12 @@ def _strata(examples: Sequence[Example], scored: Sequence[Scored]) -> dict[str, 
 
 
 def _strata_of(example: Example) -> list[str]:
-    """Of `meta.stratum`, `meta.difficulty`, and hard negatives: allowed, but like a violation."""
-    names = [str(example.meta[kind]) for kind in ("stratum", "difficulty") if kind in example.meta]
-    if example.label == 0 and example.meta.get("stance") in LOOKS_LIKE:
-        names.append(HARD_NEGATIVES)
-    return names
+    """Of `meta.stratum` and `meta.difficulty`."""
+    return [str(example.meta[kind]) for kind in ("stratum", "difficulty") if kind in example.meta]
 
 
 def _rank(stratum: str) -> tuple[int, str]:
-    order = (*get_args(Difficulty), HARD_NEGATIVES)
+    order = get_args(Difficulty)
     if stratum in order:
         return order.index(stratum) + 1, ""
     return 0, stratum

@@ -80,9 +80,7 @@ def _bags_of_words(stages: Sequence[Stage]) -> dict[str, BagAnswers]:
     for name, trial in tqdm(trials.items(), "bag of words", unit="rule", disable=not trials):
         splits, rule = read_splits(trial.data), trial.rule
         try:
-            fitted = fit_bag_of_words(
-                splits["train"], splits["validation"], rule.reads, rule.max_fpr
-            )
+            fitted = fit_bag_of_words(splits["train"], splits["validation"], rule)
         except GuardError as error:
             for stage in stages:
                 stage.leave_out(name, error)

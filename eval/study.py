@@ -158,7 +158,6 @@ def study_logits(folder: Path, study: Study, recipes: Sequence[Recipe], rule: Ru
     settings.
     """
     tests = shared_test_rows(folder, study)
-    balanced = rule.model_copy(update={"max_fpr": None})  # as the weights are trained
     by_point: dict[tuple[StudyPoint, str], list[float]] = {}
     contenders = [BAG_OF_WORDS]
     for recipe in recipes:
@@ -170,12 +169,12 @@ def study_logits(folder: Path, study: Study, recipes: Sequence[Recipe], rule: Ru
         for point in study.points:
             runs = point_runs(folder, point)
             data_hash = fingerprint(*split_files(runs.data(rule.id)))
-            required = TrialRequirements(runs, recipe, balanced, revision, data_hash, tests)
+            required = TrialRequirements(runs, recipe, rule.balanced, revision, data_hash, tests)
             for method, name in names.items():
                 by_point[point, name] = _kept_logits(required, point, method)
     for point in tqdm(study.points, desc="bag of words", unit="point", leave=False):
         splits = read_splits(point_runs(folder, point).data(rule.id))
-        words = fit_bag_of_words(splits["train"], splits["validation"], rule.reads)
+        words = fit_bag_of_words(splits["train"], splits["validation"], rule.balanced)
         by_point[point, BAG_OF_WORDS] = words.logits(tests)
     logits: Logits = {}
     for rows in study.sizes:

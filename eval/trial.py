@@ -254,6 +254,7 @@ class TrialRequirements:
             "base_revision": self.base_revision,
             "data_hash": self.data_hash,
             "max_fpr": self.rule.max_fpr,
+            "max_fpr_twins": self.rule.max_fpr_twins,
             "method": method,
             "seed": seed,
         }

@@ -26,6 +26,8 @@ def calibrate(
     labels: Sequence[int],
     max_fpr: float | None = None,
     threshold: float | None = None,
+    twins: Sequence[float] = (),
+    max_fpr_twins: float | None = None,
 ) -> Calibration:
     """Calibration from validation logits (nats) and labels (1 = violates).
 
@@ -37,8 +39,8 @@ def calibrate(
     whose balanced accuracy is within one standard error of the best (Breiman et al., 1984), the
     nearest to neutral, then the lower one. Balanced, because plain accuracy on a rare violation is
     best served by never finding one. With `max_fpr` it is the highest midpoint with the best recall
-    of those that flag no larger share of allowed conversations. A stated `threshold` is taken as it
-    is.
+    of those that flag no larger share of allowed conversations. `max_fpr_twins` bounds the share of
+    `twins`, which are logits, and a balanced threshold too. A stated `threshold` stays as it is.
 
     The uncertainty band is the narrowest about the threshold, in nats, outside of which at most
     CONFIDENT_ERROR of the verdicts are wrong.
@@ -51,13 +53,14 @@ def calibrate(
         raise GuardError("verdict logits are not finite", got=got, remedy=remedy)
     fit = min((fit_temperature, fit_platt), key=lambda fit: _left_out_nll(fit, x, y))
     temperature, bias = fit(x, y)
+    kept = _highest_kept(x[y == 0], max_fpr, "max_fpr")
+    kept = max(kept, _highest_kept(np.asarray(twins), max_fpr_twins, "max_fpr_twins"))
+    neutral = -bias * temperature  # where p = 0.5
+    cut = neutral + _balanced_cut(x - neutral, y)
     if threshold is not None:
         cut = temperature * (float(np.log(threshold / (1 - threshold))) - bias)
-    elif max_fpr is None:
-        neutral = -bias * temperature  # where p = 0.5
-        cut = neutral + _balanced_cut(x - neutral, y)
-    else:
-        cut = _cut_at_fpr(x, y, max_fpr)
+    elif max_fpr is not None or cut <= kept:
+        cut = _cut_above(x, y, kept)
     half_width = _uncertain_nats(x, y, cut)
     p_violation = Calibration(temperature, bias=bias).p_violation
     uncertainty_band = (p_violation(cut - half_width), p_violation(cut + half_width))
@@ -126,19 +129,24 @@ def _probabilities(x: np.ndarray, temperature: float, bias: float) -> np.ndarray
     return np.array([calibration.p_violation(logit) for logit in x])
 
 
-def _cut_at_fpr(x: np.ndarray, y: np.ndarray, max_fpr: float) -> float:
-    """The highest logit with the best recall of those that flag at most `max_fpr` of the allowed
-    rows; where all of these flag none, the lowest of them.
+def _highest_kept(allowed: np.ndarray, rate: float | None, key: str) -> float:
+    """The logit above which a cut has to be, so that it flags at most that share of `allowed`."""
+    check_rows_for_rate(len(allowed), rate, key)
+    if rate is None:
+        return -np.inf
+    return float(np.sort(allowed)[::-1][int(np.floor(rate * len(allowed)))])
+
+
+def _cut_above(x: np.ndarray, y: np.ndarray, kept: float) -> float:
+    """The highest logit with the best recall of those above `kept`, which may be no row's; where
+    all of these flag none, the lowest of them.
     """
-    allowed = np.sort(x[y == 0])[::-1]
-    check_rows_for_rate(len(allowed), max_fpr)
-    first_kept = allowed[int(np.floor(max_fpr * len(allowed)))]
-    is_above = x > first_kept
+    is_above = x > kept
     if not is_above.any():
-        return float(first_kept + 1.0)
+        return kept + 1.0
     violating = x[is_above & (y == 1)]
     lowest_flagged = violating.min() if len(violating) else x[is_above].min()
-    return float((x[x < lowest_flagged].max() + lowest_flagged) / 2)
+    return float((x[x < lowest_flagged].max(initial=kept) + lowest_flagged) / 2)
 
 
 def _uncertain_nats(x: np.ndarray, y: np.ndarray, cut: float) -> float:

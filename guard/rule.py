@@ -98,6 +98,8 @@ class Rule(Strict):
     commands: bool = False
     # The share of allowed conversations that may be flagged, on the validation split.
     max_fpr: float | None = Field(default=None, gt=0, lt=1)
+    # The share of twins that may be flagged there: of harmless ones that look like a violation.
+    max_fpr_twins: float | None = Field(default=None, gt=0, lt=1)
     # "generator", a .jsonl/.csv path or "hub:<data set>"; "generator+" before these: both
     data: str = "generator"
     gate: Gate = Gate()
@@ -115,6 +117,11 @@ class Rule(Strict):
         if self.turns == "last":
             return LAST_OF[self.judged]
         return self.judged
+
+    @property
+    def balanced(self) -> Rule:
+        """The rule without its rates, as where there are too few rows for any."""
+        return self.model_copy(update={"max_fpr": None, "max_fpr_twins": None})
 
     def text(self, turn: RuleTurn = "title") -> str:
         return " ".join({"title": self.title, "policy": self.policy, "none": ""}[turn].split())

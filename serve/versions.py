@@ -22,13 +22,15 @@ from serve.selection import served_method
 COMMANDS = "list|publish|rollback|mode|push|pull"
 
 EXCHANGES = ("push", "pull")
+OF_TWINS = 20  # characters of a rate with its interval
 
 
 def listing(registry: Registry, rules: list[str] | None = None) -> str:
     """Every version of the rules, newest first, with its aliases. Raises GuardError for rules
     without versions.
     """
-    lines = [f"{'version':<{SHOWN_DIGITS}}  {'alias':<9}  threshold  AUROC  mode, note, folder"]
+    figures = f"threshold  AUROC  {'FPR on twins':<{OF_TWINS}}"
+    lines = [f"{'version':<{SHOWN_DIGITS}}  {'alias':<9}  {figures}  mode, note, folder"]
     found = [rule for rule in registry.rules() if rules is None or rule.rule in rules]
     missing = set(rules or ()) - {rule.rule for rule in found}
     if missing or not found:
@@ -59,7 +61,8 @@ def _line(version: RecordedVersion, folder: Path) -> str:
     if version.problem:
         return f"{named}  {version.problem}  {where}"
     auroc = float("nan") if version.auroc is None else version.auroc
-    return f"{named}  {version.threshold:9.3f}  {auroc:5.3f}  {where}"
+    twins = str(version.twins or "-")
+    return f"{named}  {version.threshold:9.3f}  {auroc:5.3f}  {twins:<{OF_TWINS}}  {where}"
 
 
 def named_rules(
@@ -106,6 +109,9 @@ def _arguments() -> argparse.Namespace:
             "--version",
             help="its alias, or the beginning of its id, as `make rules` prints it",
         )
+        if name == "publish":
+            force = "although it flags more twins than the rule's max_fpr_twins"
+            change.add_argument("--force", action="store_true", help=force)
         if name == "mode":
             mode = "enforce, shadow, canary:10%% or off"
             change.add_argument("--mode", required=True, help=mode)
@@ -130,6 +136,7 @@ def decide(arguments: argparse.Namespace, registry: Registry, runs: Runs) -> Ite
         reason=arguments.why,
         version=arguments.version,
         mode=Mode.parse(arguments.mode) if arguments.command == "mode" else OFF,
+        is_forced=arguments.command == "publish" and arguments.force,
     )
     rules = named_rules(registry, arguments.rule, arguments.model, method, change.alias)
     all_prepared = [prepared(registry, runs, rule, change, requirements.admit) for rule in rules]

@@ -177,8 +177,8 @@ STAGES = {
     "data RULE=a DATA=generator": ["data.build --rule 'a' --data \"$DATA\""],
     "rules": ["serve.versions list"],
     "rules RULE=a,b OPTIONS=--files": ["serve.versions list --rules 'a,b' --files"],
-    "publish RULE=a MODEL=big WHY=better": [
-        "serve.versions publish --rule 'a' --model big --why \"$WHY\""
+    "publish RULE=a MODEL=big WHY=better FORCE=1": [
+        "serve.versions publish --rule 'a' --model big --why \"$WHY\" --force"
     ],
     "rollback RULE=a METHOD=head VERSION=3f2a WHY=worse": [
         "serve.versions rollback --rule 'a' --model tiny --method 'head' --version '3f2a' "

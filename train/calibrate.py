@@ -13,18 +13,19 @@ from dataclasses import replace
 from typing import Any
 
 from guard.calibrate import calibrate
-from guard.calibration_rows import check_rows_for_rate, for_calibration, own_rows_decide
-from guard.conversation.example import Split, read_examples
+from guard.calibration_rows import LabelledRow, check_rows, for_calibration, own_rows_decide
+from guard.conversation.example import Example, Split, read_examples
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs
 from guard.method import HEAD, METHODS
 from guard.prompt.builders import prompt_builder
 from guard.recipe import Recipe, load_recipe
-from guard.rule import load_rule, rule_names
+from guard.rule import Rule, load_rule, rule_names
+from guard.twins import of_twins
 from guard.verdict import Calibration
 from guard.weights.card import Card, ThresholdBy, check_rule, load_card, read_card
 from guard.weights.predictions import PREDICTIONS, read_predictions
-from train.calibration.validation import validation_metrics
+from train.calibration.validation import twin_metrics, validation_metrics
 from train.export import register
 from train.job import Job
 
@@ -33,66 +34,67 @@ SHOWN: tuple[Split, ...] = ("validation", "test")
 
 def calibrated(
     logits: Sequence[float],
-    labels: Sequence[int],
-    is_generated: Sequence[bool],
-    max_fpr: float | None,
+    rows: Sequence[LabelledRow],
+    rule: Rule,
     threshold: float | None = None,
 ) -> tuple[Calibration, dict[str, Any]]:
-    """Calibration and metrics from the validation rows that set a threshold, of all with these
-    logits in nats. A `threshold` that is stated is taken as it is.
+    """Calibration and metrics from the validation rows that set a threshold, of all these rows with
+    their logits in nats. A `threshold` that is stated is taken as it is. Twins are always all.
     """
-    chosen_logits, chosen_labels = for_calibration(logits, labels, is_generated, max_fpr)
-    calibration = calibrate(chosen_logits, chosen_labels, max_fpr, threshold)
-    return calibration, validation_metrics(chosen_logits, chosen_labels, calibration)
+    chosen = for_calibration(logits, rows, rule.max_fpr)
+    twins = of_twins(logits, rows)
+    calibration = calibrate(*chosen, rule.max_fpr, threshold, twins, rule.max_fpr_twins)
+    return calibration, validation_metrics(*chosen, calibration) | twin_metrics(twins, calibration)
 
 
 def recalibrate(job: Job, threshold: float | None = None, by: ThresholdBy = "rule") -> int:
-    """Make the card's calibration and validation metrics anew; the weights stay. For the max_fpr of
-    the job's rule, or for a `threshold` that is stated; `by` says who wants it. Returns on how many
+    """Make the card's calibration and its metrics anew; the weights stay. For the rates of the
+    job's rule, or for a `threshold` that is stated; `by` says who wants it. Returns on how many
     validation rows. Raises GuardError where predictions are missing, or too few for the rate, or
     where the rate changes whether own rows decide, by which a head was fitted.
     """
     card = read_card(job.folder)
     retrain = f"Run `{card.retrain} FORCE=1`"
-    validation = job.data / "validation.jsonl"
-    rows = read_examples(validation)
-    predictions = read_predictions(job.folder, "validation", retrain)
-    missing = [row.id for row in rows if row.id not in predictions]
-    if missing:
-        problem = f"no prediction for {len(missing)} of {len(rows)} validation rows"
-        where = job.folder / PREDICTIONS
-        raise GuardError(problem, where=where, got=missing[0], remedy=retrain)
-    labels = [row.label for row in rows]
-    is_generated = [row.is_generated for row in rows]
-    max_fpr = job.rule.max_fpr
+    rows, logits = _kept(job, "validation", retrain)
     is_head = METHODS[job.method].acts_from == "output" or HEAD in card.files
     if is_head or job.recipe.kind == "encoder":
-        _check_same_rows_decide(job, card, labels, is_generated)
-    logits = [predictions[row.id] for row in rows]
-    _, deciding_labels = for_calibration(logits, labels, is_generated, max_fpr)
-    check_rows_for_rate(deciding_labels.count(0), max_fpr, where=validation)
-    calibration, metrics = calibrated(logits, labels, is_generated, max_fpr, threshold)
+        _check_same_rows_decide(job, card, rows)
+    check_rows(rows, job.rule, where=job.data / "validation.jsonl")
+    calibration, metrics = calibrated(logits, rows, job.rule, threshold)
+    tested, test_logits = _kept(job, "test", retrain)
+    test = twin_metrics(of_twins(test_logits, tested), calibration)
     changed = {
         "temperature": calibration.temperature,
         "bias": calibration.bias,
         "threshold": calibration.threshold,
         "uncertainty_band": calibration.uncertainty_band,
-        "max_fpr": max_fpr,
+        "max_fpr": job.rule.max_fpr,
+        "max_fpr_twins": job.rule.max_fpr_twins,
         "threshold_by": by,
-        "metrics": card.metrics | {"validation": metrics},
+        "metrics": card.metrics | {"validation": metrics, "test": test},
     }
     register(job, job.folder, "found before it was calibrated")
     card.model_copy(update=changed).save(job.folder)
     register(job, job.folder, f"calibrated: threshold {calibration.threshold:.3f}")
-    return len(deciding_labels)
+    return int(metrics["n"])
 
 
-def _check_same_rows_decide(
-    job: Job, card: Card, labels: Sequence[int], is_generated: Sequence[bool]
-) -> None:
+def _kept(job: Job, split: Split, retrain: str) -> tuple[list[Example], list[float]]:
+    """The rows of a split and their logits. Raises GuardError for a row of which none was kept."""
+    rows = read_examples(job.data / f"{split}.jsonl")
+    predictions = read_predictions(job.folder, split, retrain)
+    missing = [row.id for row in rows if row.id not in predictions]
+    if missing:
+        problem = f"no prediction for {len(missing)} of {len(rows)} {split} rows"
+        where = job.folder / PREDICTIONS
+        raise GuardError(problem, where=where, got=missing[0], remedy=retrain)
+    return rows, [predictions[row.id] for row in rows]
+
+
+def _check_same_rows_decide(job: Job, card: Card, rows: Sequence[LabelledRow]) -> None:
     """Raise GuardError if the rule's current max_fpr would have a head fitted to other rows."""
-    own_decided = own_rows_decide(labels, is_generated, card.max_fpr)
-    if own_rows_decide(labels, is_generated, job.rule.max_fpr) != own_decided:
+    own_decided = own_rows_decide(rows, card.max_fpr)
+    if own_rows_decide(rows, job.rule.max_fpr) != own_decided:
         problem = "this max_fpr selects other validation rows than the weights were fitted for"
         got = f"max_fpr {job.rule.max_fpr}, before {card.max_fpr}"
         raise GuardError(problem, where=job.folder, got=got, remedy=f"Run `{card.retrain} FORCE=1`")
@@ -133,9 +135,10 @@ def _changed(job: Job, max_fpr: float | None, threshold: float | None) -> str:
     check_rule(before, job.rule.id, job.folder)
     by: ThresholdBy = "rule"
     rule = job.rule
-    if max_fpr is not None or threshold is not None:
-        by = "max_fpr" if threshold is None else "threshold"
-        rule = rule.model_copy(update={"max_fpr": max_fpr})
+    if threshold is not None:
+        by, rule = "threshold", rule.balanced
+    elif max_fpr is not None:
+        by, rule = "max_fpr", rule.model_copy(update={"max_fpr": max_fpr})
     recalibrate(replace(job, rule=rule), threshold, by)
     after = load_card(job.folder)
     lines = [f"{job.name}: threshold {before.threshold:.3f} -> {after.threshold:.3f}"]
@@ -151,13 +154,16 @@ def _reason(card: Card) -> str:
     if card.threshold_by == "threshold":
         return "as stated"
     by_whom = "by the rule's file" if card.threshold_by == "rule" else "as asked"
-    return f"{wanted_rate(card.max_fpr)}, {by_whom}"
+    return f"{wanted_rate(card)}, {by_whom}"
 
 
-def wanted_rate(max_fpr: float | None) -> str:
-    if max_fpr is None:
-        return "balanced"
-    return f"for at most {100 * max_fpr:g} % false positives"
+def wanted_rate(stated: Rule | Card) -> str:
+    wanted = "balanced"
+    if stated.max_fpr is not None:
+        wanted = f"for at most {100 * stated.max_fpr:g} % false positives"
+    if stated.max_fpr_twins is not None:
+        wanted += f", at most {100 * stated.max_fpr_twins:g} % of twins"
+    return wanted
 
 
 def _rates(job: Job, card: Card, split: Split) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from guard.calibration_rows import check_rows_for_rate
+from guard.calibration_rows import check_rows
 from guard.conversation.example import FEWEST_ROWS, SPLITS, Example, Split, read_examples
 from guard.errors import GuardError
 from guard.layout import split_files
@@ -26,7 +26,7 @@ SHOWN_IDS = 5
 @dataclass(frozen=True)
 class Row:
     """One example as the model sees it; `label` 1 = violates. Rows of a `group` share a context;
-    one that `is_generated` is the offline generator's.
+    one that `is_generated` is the offline generator's; `is_twin` as of its example.
     """
 
     id: str
@@ -35,6 +35,7 @@ class Row:
     prompt: Prompt
     group: str = ""
     is_generated: bool = False
+    is_twin: bool = False
 
     def verdict_id(self, builder: PromptBuilder) -> int:
         """The token that answers the prompt."""
@@ -73,7 +74,7 @@ def load(folder: Path, rule: Rule, recipe: Recipe, builder: PromptBuilder) -> Ro
     """Read and check the splits of `rule` in `folder` and build their prompts. Raises GuardError,
     naming ids, for a split with fewer than two examples of a class, a foreign or repeated example,
     a prompt that with its verdict token exceeds the context, unless it is a training row of the
-    generator, which is left out, or too few validation rows for the rule's `max_fpr`.
+    generator, which is left out, or too few validation rows for a rate that the rule states.
     """
     text = rule.text(recipe.rule_turn)
     splits: list[tuple[Row, ...]] = []
@@ -84,7 +85,7 @@ def load(folder: Path, rule: Rule, recipe: Recipe, builder: PromptBuilder) -> Ro
         for example in examples:
             prompt = builder.build(example.messages, text)
             row = Row(example.id, split, example.label, prompt, example.group, example.is_generated)
-            rows.append(row)
+            rows.append(replace(row, is_twin=example.is_twin))
         splits.append(tuple(rows))
     train, validation, test = splits
     longest = recipe.context_tokens - builder.verdict_tokens
@@ -94,8 +95,7 @@ def load(folder: Path, rule: Rule, recipe: Recipe, builder: PromptBuilder) -> Ro
         print(f"{rule.id}: generated rows of over {longest} tokens left out: {count}", flush=True)
         train = fitting
     _check_rows((*train, *validation, *test), folder, longest)
-    allowed = sum(not row.label for row in validation)
-    check_rows_for_rate(allowed, rule.max_fpr, where=split_files(folder)[1])
+    check_rows(validation, rule, where=split_files(folder)[1])
     return Rows(train, validation, test)
 
 

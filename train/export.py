@@ -16,7 +16,7 @@ from guard.layout import is_current, mark_current
 from guard.machine.provenance import versions
 from guard.rule import text_hash
 from guard.verdict import Calibration
-from guard.weights.card import CARD, VERSION, Card, file_digests, load_card
+from guard.weights.card import CARD, LEFT_OUT, VERSION, Card, file_digests, load_card
 from guard.weights.head import answer_hash
 from guard.weights.predictions import write_predictions
 from serve.registry.registry import Registry, publishing, user_name
@@ -66,7 +66,7 @@ def damage_of(folder: Path) -> str:
         content = json.loads((folder / CARD).read_bytes())
     except (OSError, ValueError) as error:
         return f"{CARD} cannot be read: {error}"
-    if isinstance(content, dict) and set(content) != {*Card.model_fields, VERSION}:
+    if isinstance(content, dict) and set(content) | LEFT_OUT != {*Card.model_fields, VERSION}:
         return ""
     try:
         load_card(folder)
@@ -136,12 +136,13 @@ def _card(
         seed=job.seed,
         recipe=job.recipe.training_settings(job.method),
         versions=versions(),
-        metrics={"validation": metrics},
+        metrics=metrics,
         temperature=calibration.temperature,
         bias=calibration.bias,
         threshold=calibration.threshold,
         uncertainty_band=calibration.uncertainty_band,
         coverage=covered,
         max_fpr=job.rule.max_fpr,
+        max_fpr_twins=job.rule.max_fpr_twins,
         files=files,
     )

@@ -104,7 +104,7 @@ class Job:
     def inputs(self) -> str:
         """Fingerprint of what decides the weights, read once: a later change makes them stale. Our
         code counts by two hashes of what it makes of fixed inputs, the packages' versions not at
-        all: a reworded message does not make a fleet stale. Nor does the rule's max_fpr: another
+        all: a reworded message does not make a fleet stale. Nor do the rule's rates: another
         threshold is chosen from the predictions that are kept (`train/calibrate.py`).
         """
         return fingerprint(

@@ -22,6 +22,7 @@ from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
 from guard.recipe import Recipe, load_recipe
 from guard.rule import RULES, check_labelling, load_rule, rule_names
+from guard.twins import of_twins
 from guard.weights.card import read_card
 from train.examples import Row, Rows, load
 from train.export import damage_of, export, finish_export
@@ -110,19 +111,20 @@ def finish(job: Job, rows: Rows, trained: Trained) -> dict[str, Any]:
     """
     from train.calibrate import calibrated
     from train.calibration.coverage import covered_by
+    from train.calibration.validation import twin_metrics
 
     seen = (*rows.validation, *rows.test)
     logits = list(trained.validation_logits)
     logits += trained.logits([row.prompt for row in seen[len(logits) :]])
-    of_validation = logits[: len(rows.validation)]
-    _check_finite(job, rows.test, logits[len(rows.validation) :])
-    labels = [row.label for row in rows.validation]
-    is_generated = [row.is_generated for row in rows.validation]
-    calibration, metrics = calibrated(of_validation, labels, is_generated, job.rule.max_fpr)
+    of_validation, of_test = logits[: len(rows.validation)], logits[len(rows.validation) :]
+    _check_finite(job, rows.test, of_test)
+    calibration, metrics = calibrated(of_validation, rows.validation, job.rule)
+    test = twin_metrics(of_twins(of_test, rows.test), calibration)
     covered = None  # what a study's weights are never asked
     if not job.of_study:
         covered = covered_by(job, of_validation, trained.logits)
-    export(job, trained, seen, logits, calibration, metrics, covered)
+    measured = {"validation": metrics, "test": test}
+    export(job, trained, seen, logits, calibration, measured, covered)
     return metrics
 
 
@@ -193,12 +195,12 @@ def _with_threshold(job: Job) -> str:
     card = read_card(job.folder)
     if card.threshold_by != "rule":
         return f"up to date; its threshold is {card.threshold:.3f}, as `make calibrate` was told"
-    if card.max_fpr == job.rule.max_fpr:
+    if (card.max_fpr, card.max_fpr_twins) == (job.rule.max_fpr, job.rule.max_fpr_twins):
         return "up to date"
     from train.calibrate import recalibrate, wanted_rate
 
     rows = recalibrate(job)
-    rate = wanted_rate(job.rule.max_fpr)
+    rate = wanted_rate(job.rule)
     return f"up to date; its threshold is chosen anew, {rate}, on {rows:,} validation rows"
 
 

@@ -37,7 +37,7 @@ def train_study(
     that names what was not trained is raised when the rest is done. A bad recipe is raised at once.
     """
     study = load_study(folder)
-    rule = load_rule(study.rule, rules).model_copy(update={"max_fpr": None})
+    rule = load_rule(study.rule, rules).balanced
     work: list[JobAndRows] = []
     failed: list[str] = []
     for recipe in recipes:

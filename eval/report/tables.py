@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from data.generator.tricks import TRICKS
 from eval.answers import BAG_OF_WORDS, label_of
 from eval.metrics import Difference
-from eval.quality import METRICS
+from eval.quality import METRICS, MethodQuality
 from guard.conversation.example import REAL
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _gain_cell(gain: Difference | None) -> str:
 
 def threshold_table(report: Report) -> str:
     """What is flagged at each method's own threshold, of own rows also by themselves."""
-    head = ["rule", "method", "largest FPR stated", *metric_labels("threshold")]
+    head = ["rule", "method", "largest FPR stated", *metric_labels("threshold"), "FPR on twins"]
     rows: TableRows = []
     for evaluation in report.evaluations:
         stated = "" if evaluation.max_fpr is None else f"{100 * evaluation.max_fpr:g}"
@@ -77,13 +77,21 @@ def threshold_table(report: Report) -> str:
                 "recall": quality.recall_ci95,
             }
             cells = _cells("threshold", quality.metrics, intervals)
-            rows.append([evaluation.rule, label_of(contender), stated, *cells])
+            rows.append([evaluation.rule, label_of(contender), stated, *cells, _twins(quality)])
             own_rows = quality.strata.get(REAL)
             if own_rows is not None and own_rows.n < quality.n:
                 cells = _cells("threshold", own_rows.metrics)
                 label = f"{label_of(contender)}, {own_rows.n} own rows"
-                rows.append([evaluation.rule, label, stated, *cells])
+                rows.append([evaluation.rule, label, stated, *cells, ""])
     return markdown_table(head, rows)
+
+
+def _twins(quality: MethodQuality) -> str:
+    """The share of twins that is flagged, and how many they are."""
+    rate = quality.twins
+    if rate.fpr is None:
+        return str(rate)
+    return f"{percent_cell(rate.fpr, rate.fpr_ci95)} of {rate.n}"
 
 
 def strata_table(report: Report) -> str:

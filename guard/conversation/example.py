@@ -22,6 +22,8 @@ FEWEST_ROWS = 2  # of either label in a split
 GENERATOR = "generator"  # the `source` of rows that the offline generator wrote
 GENERATOR_AND = f"{GENERATOR}+"  # before a file of rows: generated ones beside them
 REAL = "real"  # the `meta.stratum` of own rows
+# The `meta.stance` of generated allowed rows that look like a violation.
+LOOKS_LIKE = ("quotes", "supposes", "resembles", "asks", "does")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -44,7 +46,7 @@ class Message:
 @dataclass(frozen=True)
 class Example:
     """A conversation with its label for one rule (1 = violates). Rows of one `group` never straddle
-    splits.
+    splits. `twin` is what an own row says of itself; of any row ask `is_twin`.
     """
 
     id: str
@@ -55,6 +57,7 @@ class Example:
     source: str
     group: str
     meta: dict[str, Any] = field(default_factory=dict)
+    twin: bool = False
 
     def __post_init__(self) -> None:
         if type(self.label) is not int or self.label not in (0, 1):
@@ -63,10 +66,22 @@ class Example:
         if self.split not in SPLITS:
             remedy = f"Known: {', '.join(SPLITS)}"
             raise GuardError("unknown split", got=repr(self.split), remedy=remedy)
+        if type(self.twin) is not bool:
+            remedy = "Write true for a harmless conversation that looks like a violation"
+            raise GuardError("twin must be true or false", got=repr(self.twin), remedy=remedy)
+        if self.twin and self.label:
+            remedy = "Write label 0, or leave twin out"
+            raise GuardError("a twin is harmless, but the row violates the rule", remedy=remedy)
 
     @property
     def is_generated(self) -> bool:
         return self.source == GENERATOR and self.meta.get("stratum") != REAL
+
+    @property
+    def is_twin(self) -> bool:
+        """Whether it is harmless and looks like a violation: of a generated row its stance says."""
+        looks_like = self.is_generated and self.meta.get("stance") in LOOKS_LIKE
+        return self.twin or (looks_like and not self.label)
 
 
 def as_messages(value: Any, *, where: object) -> tuple[Message, ...]:
@@ -117,4 +132,7 @@ def write_examples(path: Path, examples: Iterable[Example]) -> str:
 
 def as_line(example: Example) -> bytes:
     """The example as it stands in the file. Fails on what JSON in UTF-8 cannot hold."""
-    return (json.dumps(asdict(example), ensure_ascii=False) + "\n").encode()
+    fields = asdict(example)
+    if not example.twin:
+        del fields["twin"]  # as in files from before there were twins: their digests still hold
+    return (json.dumps(fields, ensure_ascii=False) + "\n").encode()

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator
 
+from guard.conversation.example import Split
 from guard.coverage import Coverage
 from guard.errors import GuardError, choose_from
 from guard.files.atomic import atomic_write
@@ -23,11 +24,14 @@ from guard.files.yaml_file import Strict, validate
 from guard.layout import fingerprint
 from guard.method import METHODS, OPTIONAL_FILES
 from guard.rule import Reads
+from guard.twins import TwinRate
 from guard.verdict import Calibration
 
 CARD = "card.json"
 BESIDE = "@"  # between a rule and its version in an engine's names; no rule has one
 VERSION = "version"  # the key of `Card.version` in the file
+LEFT_OUT = {"max_fpr_twins"}  # keys that a file may lack
+TWINS = "twins"  # the key of a split's `TwinRate` in the metrics
 RESTORE = "Train again or restore the folder"
 FORCE = "Run `make train` for this rule, with FORCE=1"  # which would keep an old card otherwise
 
@@ -65,6 +69,8 @@ class Card(Strict):
     coverage: Coverage | None
     # The false-positive rate that the threshold was chosen for; None: it is balanced, or stated.
     max_fpr: Probability | None
+    # As much of twins; left out where there is none, as of cards from before there were twins.
+    max_fpr_twins: Probability | None = Field(default=None, exclude_if=lambda rate: rate is None)
     # What chose the threshold: the rule's file, or a `max_fpr` or `threshold` of `make calibrate`.
     threshold_by: ThresholdBy = "rule"
     # SHA-256 of each file beside the card that decides an answer (`Method.files`), by its name.
@@ -95,6 +101,11 @@ class Card(Strict):
         return Calibration(
             self.temperature, self.threshold, self.bias, self.uncertainty_band, self.coverage
         )
+
+    def twin_rate(self, split: Split) -> TwinRate | None:
+        """How many twins of a split are flagged; None of a card from before there were twins."""
+        measured = self.metrics.get(split, {}).get(TWINS)
+        return measured and validate(measured, TwinRate, where=f"{self.rule}: {split}")
 
     @cached_property
     def version(self) -> str:

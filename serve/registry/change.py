@@ -35,6 +35,7 @@ class RolloutChange(Strict):
     version: str | None = None
     mode: Mode = OFF
     champion: str | None = None
+    is_forced: bool = False  # published although it flags more twins than its rule's file allows
 
     @property
     def alias(self) -> Alias:
@@ -124,9 +125,23 @@ def prepared(
     if change.action == "mode":
         gate = load_rule(rule.rule).gate
     elif change.action == "publish" and own_or_shipped(RULES / f"{rule.rule}.yaml").is_file():
-        approvals = load_rule(rule.rule).approvals
+        stated = load_rule(rule.rule)
+        approvals = stated.approvals
+        if not change.is_forced:
+            _refuse_over_refusal(version, stated.max_fpr_twins)
     aliases = registry.aliases(rule)
     return PreparedChange(registry, change, version, aliases, before, gate, approvals)
+
+
+def _refuse_over_refusal(version: Version, largest: float | None) -> None:
+    """Raise GuardError where the whole interval of the test twins' rate is above the `largest`."""
+    rate = read_card(version.folder).twin_rate("test")
+    if largest is None or rate is None or rate.is_within(largest):
+        return
+    problem = f"{version.rule}: flags more of the test split's twins than max_fpr_twins"
+    got = f"{version.id[:SHOWN_DIGITS]}: {rate} of {rate.n}, max_fpr_twins {largest:g}"
+    remedy = "Train it on more of them, raise max_fpr_twins, or `make publish FORCE=1`"
+    raise GuardError(problem, got=got, remedy=remedy)
 
 
 def _named(registry: Registry, runs: Runs, rule: RegisteredRule, change: RolloutChange) -> Version:

@@ -10,6 +10,7 @@ from typing import Any
 
 from guard.errors import GuardError
 from guard.files.yaml_file import Strict
+from guard.twins import TwinRate
 from guard.weights.card import read_card
 from serve.registry.registry import Alias, Event, RegisteredRule, Registry, Version
 
@@ -24,6 +25,7 @@ class RecordedVersion(Strict):
     mode: str | None = None
     threshold: float | None = None
     auroc: float | None = None
+    twins: TwinRate | None = None  # of the test split
     note: str
     parent: str | None
     problem: str | None = None
@@ -62,6 +64,7 @@ def recorded(version: Version) -> RecordedVersion:
     try:
         card = read_card(version.folder)
         said["threshold"] = card.threshold
+        said["twins"] = card.twin_rate("test")
         said["auroc"] = card.metrics.get("validation", {}).get("auroc")
     except GuardError as error:
         said["problem"] = error.problem

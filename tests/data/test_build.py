@@ -154,6 +154,8 @@ def test_own_rows_that_are_too_few_for_the_rule_s_rate_are_refused(tmp_path: Pat
         made(f"generator+{source}", folder, rule=too_low)
     made(GENERATOR, folder, rule=too_low)
     made(source, folder, rule=RULE.model_copy(update={"max_fpr": 1 / allowed}))
+    with pytest.raises(GuardError, match=r"own\.jsonl: too few validation twins.*0 rows"):
+        made(source, folder, rule=RULE.model_copy(update={"max_fpr_twins": 0.5}))
 
 
 def test_a_folder_s_data_are_built_again_when_one_of_its_files_changes(tmp_path: Path) -> None:

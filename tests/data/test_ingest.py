@@ -196,6 +196,9 @@ BAD = [
     ),
     (_bad(split="holdout"), "unknown split 'holdout': use train"),
     (_bad(meta=[1]), "meta must be an object"),
+    (_bad(twin=True), "a twin is harmless, but the row violates the rule"),
+    (_bad(label=0, twin="yes"), "twin must be JSON"),
+    (_bad(label=0, twin=1), "twin must be true or false (got 1)"),
     (_bad(id="a\ud83d"), HALF),
     (_bad(meta={"note": "\ud83d"}), HALF),
     (_bad(text="\ud83d"), "the content is not Unicode text"),
@@ -271,6 +274,15 @@ def test_csv_of_a_spreadsheet_is_read(tmp_path: Path) -> None:
     assert (first.messages[1].content, first.label) == (_text(1), 1)
 
 
+def test_own_rows_say_which_of_them_are_twins(tmp_path: Path) -> None:
+    rows = [row | {"twin": not row["label"]} for row in _rows()]
+    lines = [f"{row['text']},{row['label']},{json.dumps(row['twin'])}" for row in rows]
+    csv = _jsonl(tmp_path, ["text,label,twin", *lines], "own.csv")
+    for examples in (_examples(tmp_path, rows), _ingest(csv).examples):
+        assert [row.is_twin for row in examples] == [not row.label for row in examples]
+    assert not any(row.is_twin for row in _examples(tmp_path, _rows()))
+
+
 FOUR = "4 rows in 4 groups; near duplicates are one group). Each split needs 2 rows of either label"
 
 
@@ -308,7 +320,8 @@ def test_a_conversation_with_both_labels_is_a_bad_row(tmp_path: Path, splitting:
 
 
 @pytest.mark.parametrize(
-    ("name", "known"), [("Split", "split"), ("groups", "group"), ("GROUP", "group"), ("ids", "id")]
+    ("name", "known"),
+    [("Split", "split"), ("groups", "group"), ("GROUP", "group"), ("Twins", "twin")],
 )
 def test_a_misspelt_field_is_no_field_that_is_left_out(
     tmp_path: Path, name: str, known: str
@@ -316,6 +329,6 @@ def test_a_misspelt_field_is_no_field_that_is_left_out(
     rows = [{**row, name: "x"} for row in _rows()]
     told = f"own.jsonl:1: unknown field '{name}': write '{known}'"
     _refused(_jsonl(tmp_path, rows), told)
-    if known != "split":  # beside the field itself it is another one
+    if known == "group":  # beside the field itself it is another one
         both = [{**row, known: f"x{number}"} for number, row in enumerate(rows)]
         assert len(_examples(tmp_path, both)) == len(both)

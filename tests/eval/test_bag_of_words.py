@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,13 @@ from pytest import MonkeyPatch
 from eval.bag_of_words import NGRAMS, STRENGTHS, VIEWS, BagOfWords, fit_bag_of_words, text_of
 from guard.conversation.example import GENERATOR, Example, Message, Split
 from guard.errors import GuardError
-from guard.rule import Reads
+from guard.rule import Reads, Rule
 
 NOISE = [f"{first}{second}" for first, second in itertools.product("bcdfgh", "aeiou")]
 
 Turns = Callable[[int, list[str]], list[Message]]
+TEXTS: dict[str, Any] = {"id": "toy", "title": "Nothing rude", "policy": "Say nothing rude."}
+RULE = Rule(**TEXTS, judged="assistant", violates=("rude",), allows=("kind",))
 
 
 def rows(split: Split, turns: Turns, n: int = 60) -> list[Example]:
@@ -33,7 +36,7 @@ def rows(split: Split, turns: Turns, n: int = 60) -> list[Example]:
 
 def fitted_on(turns: Turns) -> BagOfWords:
     """The baseline of a rule on the assistant."""
-    return fit_bag_of_words(rows("train", turns), rows("validation", turns), "assistant")
+    return fit_bag_of_words(rows("train", turns), rows("validation", turns), RULE)
 
 
 def early(label: int, noise: list[str]) -> list[Message]:
@@ -123,10 +126,10 @@ def test_beside_generated_rows_the_last_fit_reads_your_own_validation_rows_too()
     mine = []
     for row in rows("validation", judged):
         mine.append(dataclasses.replace(row, id=f"own-{row.id}", group=f"own-{row.id}"))
-    fitted = fit_bag_of_words(train, [*held_out, *mine], "assistant")
+    fitted = fit_bag_of_words(train, [*held_out, *mine], RULE)
     # Of the training rows' words it would know none of the own rows'.
     assert fitted.blocks[0].transform(["beba"]).shape[1] > 2
-    without = fit_bag_of_words(train, held_out, "assistant")
+    without = fit_bag_of_words(train, held_out, RULE)
     assert without.blocks[0].transform(["beba"]).shape[1] == 2
     assert without.variant.c == fitted.variant.c
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -50,7 +52,7 @@ def row(number: int, label: int, **meta: object) -> Example:
     return Example(f"e{number}", "toy", said, label, "test", "toy", f"g{number}", meta)
 
 
-def test_a_stratum_holds_the_rows_that_say_so_and_hard_negatives_are_allowed_ones() -> None:
+def test_a_stratum_holds_the_rows_that_say_so() -> None:
     rows = [
         row(0, 0, stratum="seen", difficulty="easy"),
         row(1, 1, stratum="seen", difficulty="boundary", stance="does"),
@@ -60,10 +62,21 @@ def test_a_stratum_holds_the_rows_that_say_so_and_hard_negatives_are_allowed_one
     ]
     by_seed = {0: answers([-1.0, -1.0, 1.0, -1.0, 1.0])}  # wrong on rows 1 and 2
     strata = method_quality(rows, by_seed).strata
-    assert list(strata) == ["seen", "unseen", "easy", "boundary", "adversarial", "hard negatives"]
-    assert [stratum.n for stratum in strata.values()] == [2, 3, 1, 2, 2, 1]
-    assert (strata["boundary"].accuracy, strata["hard negatives"].accuracy) == (0.0, 0.0)
-    assert (strata["easy"].accuracy, strata["adversarial"].accuracy) == (1.0, 1.0)
+    assert list(strata) == ["seen", "unseen", "easy", "boundary", "adversarial"]
+    assert [stratum.n for stratum in strata.values()] == [2, 3, 1, 2, 2]
+    accuracy = {name: stratum.accuracy for name, stratum in strata.items()}
+    assert (accuracy["boundary"], accuracy["easy"], accuracy["adversarial"]) == (0.0, 1.0, 1.0)
+
+
+def test_twins_have_a_rate_of_their_own_and_of_fewer_than_ten_there_is_none() -> None:
+    rows = [replace(row(number, 0), twin=number < 12) for number in range(20)]
+    rows += [row(number, 1) for number in range(20, 30)]
+    right = [*[-1.0] * 20, *[1.0] * 10]
+    half_wrong = [*[1.0] * 6, *right[6:]]
+    twins = method_quality(rows, {0: answers(right), 1: answers(half_wrong)}).twins
+    assert (twins.n, twins.fpr) == (12, 0.25) and twins.fpr_ci95 is not None
+    assert 0 <= twins.fpr_ci95[0] < 0.25 < twins.fpr_ci95[1] < 1
+    assert str(method_quality(rows[3:], {0: answers(right[3:])}).twins) == "too few (9)"
 
 
 def test_an_auroc_has_an_interval_and_is_compared_with_the_bag_of_words_pair_by_pair() -> None:

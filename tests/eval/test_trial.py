@@ -105,6 +105,7 @@ def test_inputs_change_with_data_adapters_predictions_rule_and_recipe(world: Wor
         ({"seed": 3}, "seed"),
         ({"reads": "last assistant"}, "reads is not the one.*conversation.*last assistant"),
         ({"max_fpr": 0.02}, "max_fpr is not the one.*None.*0.02"),
+        ({"max_fpr_twins": 0.1}, "max_fpr_twins is not the one.*None.*0.1"),
         (
             {"recipe": {"dtype": "float16", "quantization": None, "lora": {}, "trainer": {}}},
             r"recipe is not.*dtype: float32.*dtype: float16",

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from guard.calibrate import calibrate
 from guard.calibration_rows import OWN_ROWS, for_calibration
+from guard.conversation.example import GENERATOR, Example
 from guard.errors import GuardError
 from guard.verdict import Calibration, expected_calibration_error
 from train.calibration.validation import validation_metrics
@@ -105,6 +106,35 @@ def test_the_cut_nearest_to_neutral_wins_unless_another_is_better_by_more_than_n
     assert calibration.verdict("toy", -1.0).violates
 
 
+def test_no_more_twins_are_flagged_than_the_rule_says_whatever_else_bounds_the_threshold() -> None:
+    logits, labels = sample(0.0)
+    allowed = [logit for logit, label in zip(logits, labels, strict=True) if not label]
+    twins = sorted(allowed)[-len(allowed) // 4 :]  # the hardest quarter
+
+    def flagged(max_fpr: float | None, of_twins: float | None) -> tuple[float, float]:
+        calibration = calibrate(logits, labels, max_fpr, twins=twins, max_fpr_twins=of_twins)
+        hits = [calibration.verdict("toy", logit).violates for logit in twins]
+        return shares(calibration, logits, labels)[1], sum(hits) / len(hits)
+
+    balanced, of_twins = flagged(None, None)
+    assert of_twins > 0.5 and flagged(None, 0.99) == (balanced, of_twins)
+    for max_fpr in (None, 0.2):
+        assert 0.09 < flagged(max_fpr, 0.1)[1] <= 0.1
+    assert flagged(0.01, 0.1) == flagged(0.01, None)  # the stricter one decides
+
+
+def test_a_twin_that_is_no_row_of_the_threshold_s_is_kept_too() -> None:
+    """Of generated and own rows own ones choose the threshold, and all twins bound it."""
+    logits, labels = [-2.0] * 20 + [2.0] * 20, [0] * 20 + [1] * 20
+    for harmless in (0.5, 1.9, 2.1, 9.0):
+        twins = [-3.0] * 19 + [harmless] * 2
+        with pytest.raises(GuardError, match=r"too few validation twins.*10 rows.*least 20"):
+            calibrate(logits, labels, twins=twins[-10:], max_fpr_twins=0.05)
+        calibration = calibrate(logits, labels, twins=twins, max_fpr_twins=0.05)
+        assert not calibration.verdict("toy", harmless).violates
+        assert calibration.verdict("toy", 2.0).violates == (harmless < 2)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_logits_or_rows_that_no_threshold_follows_from_are_refused(bad: float) -> None:
     with pytest.raises(GuardError, match=r"not finite.*1 of 4.*learning rate"):
@@ -121,7 +151,10 @@ def test_a_threshold_is_for_one_s_own_rows_where_there_are_enough_of_them() -> N
     of_own = [logits[index] for index in own], [labels[index] for index in own]
 
     def chosen(generated: list[bool], max_fpr: float | None = None) -> object:
-        return for_calibration(logits, labels, generated, max_fpr)
+        sources = [GENERATOR if is_generated else "own" for is_generated in generated]
+        pairs = zip(labels, sources, strict=True)
+        rows = [Example("e", "toy", (), label, "test", source, "g") for label, source in pairs]
+        return for_calibration(logits, rows, max_fpr)
 
     assert chosen(is_generated) == chosen(is_generated, 1 / OWN_ROWS) == of_own
     assert chosen(is_generated, 0.9 / OWN_ROWS) == (logits, labels)

@@ -65,7 +65,7 @@ def save_card(folder: Path, name: str, method: str = "alora", **replaced: object
         "seed": 0,
         "recipe": {},
         "versions": {},
-        "metrics": {},
+        "metrics": {"test": {"twins": {"n": 4}}},
         "temperature": 2.0,
         "bias": 0.0,
         "uncertainty_band": (0.2, 0.3),

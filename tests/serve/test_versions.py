@@ -10,7 +10,9 @@ import pytest
 
 from guard.errors import GuardError
 from guard.layout import Runs
-from guard.weights.card import read_card
+from guard.rule import load_rule
+from guard.twins import TwinRate
+from guard.weights.card import TWINS, read_card
 from serve.registry.change import RolloutChange
 from serve.registry.registry import Registry
 from serve.selection import RegisteredRollouts, Selection, registered, served_parts, unpublished
@@ -200,3 +202,27 @@ def test_a_server_makes_versions_of_what_it_finds(runs: Runs) -> None:
     Registry(runs).root.write_text("no folder can be made here")
     (part,) = registered(selection, served_parts(selection))
     assert part.folders == {"mild": folder}
+
+
+def test_a_version_that_flags_too_many_twins_is_published_by_force_alone(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("publish", "--rule", "pii_leak", "--why", "finds more")
+    rule = load_rule("pii_leak")
+    monkeypatch.setattr("serve.registry.change.load_rule", lambda name: rule)
+    train(runs, 1, "pii_leak")
+    folder = runs.adapter("tiny", "pii_leak", "alora")
+    rate = TwinRate(n=180, fpr=0.15, fpr_ci95=(0.105, 0.21))
+    measured = {"test": {TWINS: rate.model_dump(mode="json")}}
+    read_card(folder).model_copy(update={"metrics": measured}).save(folder)
+    version = Registry(runs).register(folder, actor="ann", note="flags more").id
+    assert "0.150 [0.105, 0.210]" in command(runs, monkeypatch, capsys, "list")
+    rule = rule.model_copy(update={"max_fpr_twins": 0.1})
+    told = command(runs, monkeypatch, capsys, *words)
+    assert f"{version[:12]}: 0.150 [0.105, 0.210] of 180, max_fpr_twins 0.1" in told
+    assert "FORCE=1" in told and "candidate" in command(runs, monkeypatch, capsys, "list")
+    assert f"champion is {version[:12]}" in command(runs, monkeypatch, capsys, *words, "--force")
+    command(runs, monkeypatch, capsys, "rollback", "--rule", "pii_leak", "--why", "wait")
+    rule = rule.model_copy(update={"max_fpr_twins": 0.106})  # the interval holds it
+    told = command(runs, monkeypatch, capsys, *words, "--version", version)
+    assert f"champion is {version[:12]}" in told

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from pytest import CaptureFixture, MonkeyPatch
 
-from guard.conversation.example import read_examples
+from guard.conversation.example import read_examples, write_examples
 from guard.errors import GuardError
 from guard.method import HEAD
+from guard.twins import TwinRate
 from guard.weights.card import Card, load_card, read_card
 from guard.weights.predictions import read_predictions, write_predictions
 from tests.train.conftest import (
@@ -171,3 +172,44 @@ def test_bad_options_are_named(stated: str, monkeypatch: MonkeyPatch, capsys: An
     with pytest.raises(SystemExit) as ended:
         calibrate.main()
     assert ended.value.code == 2 and "between 0 and 1" in capsys.readouterr().err
+
+
+def mark_twins(job: Job, split: str, twins: int) -> None:
+    """The first so many allowed rows say that they are twins."""
+    rows = read_examples(job.data / f"{split}.jsonl")
+    allowed = [row.id for row in rows if not row.label][:twins]
+    marked = [replace(row, twin=row.id in allowed) for row in rows]
+    write_examples(job.data / f"{split}.jsonl", marked)
+
+
+def test_a_rate_of_twins_moves_the_threshold_of_trained_weights_and_the_card_has_theirs(
+    job: Job, capsys: CaptureFixture[str]
+) -> None:
+    """Where rows say that they are twins, as own rows do; of the test split fewer than ten do."""
+    mark_twins(job, "validation", 16)
+    mark_twins(job, "test", 9)
+    chosen(job)
+    balanced = load_card(job.folder)
+    assert balanced.max_fpr_twins is None
+    assert run._update_threshold(with_rule(job, max_fpr_twins=0.25))
+    assert "chosen anew, balanced, at most 25 % of twins" in capsys.readouterr().out
+    assert run._update_threshold(with_rule(job, max_fpr_twins=0.25))
+    assert capsys.readouterr().out == f"{job.name}: up to date\n"
+    card = load_card(job.folder)
+    assert (card.max_fpr_twins, flagged(card)) == (0.25, 4) and flagged(balanced) > 4
+    rate = TwinRate(n=16, fpr=0.25, fpr_ci95=(0.1018, 0.495))
+    assert card.twin_rate("validation") == rate
+    assert str(card.twin_rate("test")) == "too few (9)"
+    with pytest.raises(GuardError, match=r"too few validation twins.*16 rows, max_fpr_twins 0\.05"):
+        recalibrate(with_rule(job, max_fpr_twins=0.05))
+    assert load_card(job.folder) == card
+
+
+def test_finished_weights_have_the_rates_of_twins_of_both_splits(make_job: MakeJob) -> None:
+    """The toy weights rank the test rows upside down."""
+    job = with_rule(make_job(), max_fpr_twins=0.1)
+    mark_twins(job, "validation", 16)
+    mark_twins(job, "test", 16)
+    finish_at_once(job)
+    rates = [load_card(job.folder).twin_rate(split) for split in ("validation", "test")]
+    assert [rate and rate.fpr for rate in rates] == [0.0, 1.0]

@@ -52,7 +52,7 @@ def test_all_that_decides_is_fingerprinted_and_nothing_else(
         assert changed.inputs != inputs, name
     for name, changed in {
         "policy": with_rule(job, policy="Another policy"),
-        "max_fpr": with_rule(job, max_fpr=0.02),
+        "max_fpr": with_rule(job, max_fpr=0.02, max_fpr_twins=0.1),
         "who is judged, on a decoder": with_rule(job, judged="user"),
         "engine": with_recipe(job, engine={"max_lora_rank": 64}),
         "the other method": with_recipe(job, methods=job.recipe.methods | {"alora": lora}),

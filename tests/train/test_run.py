@@ -203,7 +203,7 @@ def test_validation_rows_calibrate(make_job: MakeJob, training_has_computed_them
     assert card.coverage is not None
     assert (card.coverage.sure_logit, card.coverage.sure_logit_long) == (3.0, 3.0)
     assert card.calibration == replace(calibration, coverage=card.coverage)
-    assert card.metrics == {"validation": metrics}
+    assert card.metrics["validation"] == metrics
     for split, of_split in (("validation", rows.validation), ("test", rows.test)):
         logits = trained.logits([row.prompt for row in of_split])
         expected = dict(zip([row.id for row in of_split], logits, strict=True))

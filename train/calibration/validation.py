@@ -13,7 +13,9 @@ import numpy as np
 from scipy.stats import binomtest, bootstrap, rankdata
 
 from guard.calibrate import fit_platt, left_out_probabilities
+from guard.twins import FEWEST_TWINS, TwinRate
 from guard.verdict import Calibration, expected_calibration_error
+from guard.weights.card import TWINS
 
 RELIABILITY_BINS = 10
 RESAMPLES = 999
@@ -45,6 +47,16 @@ def validation_metrics(
         "ece": round(expected_calibration_error(y.tolist(), left_out.tolist()) or 0.0, 4),
         "reliability": _reliability(left_out, y),
     }
+
+
+def twin_metrics(twins: Sequence[float], calibration: Calibration) -> dict[str, Any]:
+    """Of twins with these logits: how many are flagged, as it stands in a card."""
+    rate = TwinRate(n=len(twins))
+    if rate.n >= FEWEST_TWINS:
+        flagged = np.array([calibration.verdict("", logit).violates for logit in twins])
+        low, high = _wilson(flagged)
+        rate = TwinRate(n=rate.n, fpr=_mean(flagged), fpr_ci95=(low, high))
+    return {TWINS: rate.model_dump(mode="json")}
 
 
 def validation_loss(

@@ -143,11 +143,9 @@ def own_rows_suffice(job: Job, rows: Rows) -> bool:
     """Whether a head can be fitted to the own rows alone, after a head of the generated rows. The
     threshold then comes from own rows too, so both need enough own rows.
     """
-    labels = [row.label for row in rows.validation]
-    is_generated = [row.is_generated for row in rows.validation]
     generated = rows.generated()
     return (
-        own_rows_decide(labels, is_generated, job.rule.max_fpr)
+        own_rows_decide(rows.validation, job.rule.max_fpr)
         and has_of_each_label(rows.own().train, FEWEST_OWN)
         and has_of_each_label(generated.train, 1)
         and has_of_each_label(generated.validation, 1)

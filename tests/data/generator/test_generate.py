@@ -78,6 +78,8 @@ def test_the_label_follows_from_the_target_act_and_every_message_names_its_act(
         act = acts.get(example.meta["act"])
         does = act is not None and act.stance == "does"
         assert example.label == (does and judged in (act.speaker, "conversation"))
+        is_near = act is not None and act.stance not in ("declines", "informs")
+        assert example.is_twin == (is_near and not example.label)  # no other talk is one
         assert not any(acts[name].violates(judged) for name in example.meta["hard_negative_acts"])
         cores = example.meta["cores"]
         turns = zip(example.messages, example.meta["acts"], strict=True)

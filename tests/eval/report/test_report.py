@@ -22,7 +22,7 @@ def test_the_mean_over_rules_is_of_every_contender_and_difference(world: World) 
     assert mean["differences"]["alora_minus_lora"]["accuracy"] == -1 / 8
     assert "aLoRA - LoRA: -12.5 points of mean accuracy, 95 % [" in report.as_markdown()
     lora = of_medical["methods"]["lora"]
-    assert {"accuracy", "f1", "auroc", "ece"} <= set(lora)
+    assert {"accuracy", "f1", "auroc", "ece", "twins"} <= set(lora)
     assert {"accuracy", "auroc"} <= set(lora["seeds"]["0"]) & set(lora["strata"]["seen"])
     assert not {"right", "groups"} & set(of_medical)
 

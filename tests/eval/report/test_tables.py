@@ -15,6 +15,7 @@ from eval.report.tables import (
 )
 from eval.robustness import TrickFlips
 from guard.conversation.example import REAL
+from guard.twins import TwinRate
 from tests.eval.conftest import World
 from tests.eval.test_evaluation import evaluated
 
@@ -39,6 +40,7 @@ def test_every_contender_has_a_row_and_the_rule_stands_in_its_first(world: World
     head, bag, *_ = rows(threshold_table(report))
     assert (bag[1], bag[head.index("confident")]) == ("bag of words", "")  # it has none
     assert bag[head.index("recall")].startswith("100.0 [")
+    assert bag[head.index("FPR on twins")] == "too few (0)"
 
 
 def test_a_metric_that_is_an_entry_is_a_column(world: World, monkeypatch: MonkeyPatch) -> None:
@@ -58,9 +60,12 @@ def test_rows_of_one_s_own_beside_generated_ones_have_rates_of_their_own(world: 
     evaluation = report.evaluations[0]
     alora = evaluation.methods["alora"]
     seen = alora.strata["seen"]
-    methods = evaluation.methods | {"alora": alora.model_copy(update={"strata": {REAL: seen}})}
+    twins = TwinRate(n=180, fpr=0.05, fpr_ci95=(0.02, 0.091))
+    changed = alora.model_copy(update={"strata": {REAL: seen}, "twins": twins})
+    methods = evaluation.methods | {"alora": changed}
     mixed = Report((evaluation.model_copy(update={"methods": methods}),))
     head, *body = rows(threshold_table(mixed))
+    assert body[-2][head.index("FPR on twins")] == "5.0 [2.0, 9.1] of 180"
     own = body[-1]
     assert own[:2] == ["medical", f"aLoRA, {seen.n} own rows"]
     for name in ("false_positive_rate", "recall"):

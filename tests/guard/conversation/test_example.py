@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from guard.conversation.example import Example, Message, read_examples, write_examples
+from guard.conversation.example import REAL, Example, Message, read_examples, write_examples
 from guard.errors import GuardError
 
 HI = {"role": "user", "content": "hi"}
@@ -50,6 +50,8 @@ def test_any_text_comes_back_as_it_was_written(tmp_path: Path, text: str) -> Non
         ({"messages": [HI, HI | {"role": "bot"}]}, r"turn 1: unknown role \(got bot\). Known: sys"),
         ({"messages": [HI | {"content": None}]}, "turn 0 must be"),
         ({"messages": [HI | {"content": "\ud83d"}]}, "turn 0: the content is not Unicode text"),
+        ({"label": 0, "twin": 1}, r"twin must be true or false \(got 1\)"),
+        ({"twin": True}, "a twin is harmless, but the row violates.*label 0, or leave twin out"),
         ({"unknown": 1}, "unexpected keyword argument 'unknown'"),
         ({"rule": ...}, "missing 1 required positional argument: 'rule'"),
     ],
@@ -75,3 +77,21 @@ def test_an_example_that_cannot_be_written_leaves_the_file_that_was_there(tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["test.jsonl"]
     with pytest.raises(GuardError, match=r"no such file. Run `make data` first"):
         read_examples(tmp_path / "train.jsonl")
+
+
+def test_a_twin_is_an_own_row_that_says_so_or_a_generated_one_that_looks_like_a_violation() -> None:
+    near, own = {"stratum": "unseen", "stance": "quotes"}, {"stratum": REAL, "stance": "quotes"}
+    assert example(label=0, twin=True, meta={}).is_twin and example(label=0, meta=near).is_twin
+    assert not example(label=1, meta=near).is_twin and not example(label=0, meta=own).is_twin
+    for harmless in ("unrelated", "declines", "informs"):
+        assert not example(label=0, meta=near | {"stance": harmless}).is_twin
+
+
+def test_rows_that_say_nothing_of_twins_are_written_as_before(tmp_path: Path) -> None:
+    """So their digests hold, and the weights that were trained on them are not trained again."""
+    rows = [example(label=0, meta={"stance": "quotes"}), example(label=0, twin=True, id="2")]
+    write_examples(tmp_path / "test.jsonl", rows)
+    before, marked = map(json.loads, (tmp_path / "test.jsonl").read_text().splitlines())
+    assert before == ROW | {"label": 0, "meta": {"stance": "quotes"}}
+    assert marked == ROW | {"label": 0, "id": "2", "twin": True}
+    assert read_examples(tmp_path / "test.jsonl") == rows

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from guard.errors import GuardError
+from guard.layout import fingerprint
 from guard.method import PEFT_CONFIG, PEFT_WEIGHTS, WORDS
 from guard.verdict import Calibration
 from guard.weights.card import VERSION, Card, file_digests, load_card
@@ -161,3 +162,11 @@ def test_a_line_that_is_no_prediction_is_named(tmp_path: Path) -> None:
         path.write_text(f"{path.read_text()}{test_row}{line}\n")
         with pytest.raises(GuardError, match=r"jsonl:2: not a prediction.*Train it again"):
             read_predictions(tmp_path, "test", "Train it again")
+
+
+def test_a_card_of_before_there_were_twins_is_the_same_version(folder: Path) -> None:
+    content = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+    assert "max_fpr_twins" not in content and load_card(folder).twin_rate("test") is None
+    assert fingerprint({key: content[key] for key in content if key != VERSION}) == content[VERSION]
+    card(folder, max_fpr_twins=0.1).save(folder)
+    assert load_card(folder).version != content[VERSION]

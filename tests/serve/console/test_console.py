@@ -132,6 +132,7 @@ def test_what_people_and_conversations_say_is_shown_and_never_run(start: Start) 
     card = f"/console/versions/{second[:12]}"
     pages = [RULE_PAGE, card, "/console/reviews"]
     texts = [console.client.get(page).text for page in pages]
+    assert "too few (4)" in texts[1]  # twins
     typed = {"rule": RULE, "text": f"user: {HOSTILE}"}
     texts.append(console.post("/console/try", "/console/try", **typed).text)
     for text in texts:
