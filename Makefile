@@ -17,7 +17,7 @@ export TORCH_CPP_LOG_LEVEL ?= ERROR
 
 # Given as `make eval RULE=all` or by the shell.
 RULE ?= medical_advice##   a rule of recipes/rules, several separated by commas, or all
-MODEL ?= tiny##   a base of recipes/models: tiny, minilm, qwen3-4b, …; for make eval, curve, up, scan also several: tiny,minilm
+MODEL ?= tiny##   a base of recipes/models: tiny, minilm, qwen3-4b, …; for make curve, up, scan also several: tiny,minilm
 DATA ?=##   your rows (.jsonl, .csv, hub:ORG/NAME), generator, generator+FILE (a few of yours beside), or llm; each with +reviews behind it too; kept
 METHOD ?=##   one method of the recipe: lora, alora or head; by default all, for make up the recipe's aLoRA, else the first that it lists
 SEEDS ?=##   0,1,2 trains three of every seeded method; by default 0, the served one (make curve: 0,1,2), and evaluates all that are there

@@ -22,7 +22,6 @@ from eval.answers import (
 from eval.bag_of_words import BagVariant
 from eval.judge.answer import Judgement, JudgeRecord
 from eval.quality import MethodQuality, method_quality
-from eval.robustness import Robustness
 from eval.trial import Trial
 from guard.conversation.example import Example
 from guard.errors import GuardError
@@ -48,7 +47,6 @@ class Evaluation(Strict):
     refusals: dict[str, int]  # by the served engine, over all seeds
     judges: dict[str, JudgeRecord]  # by contender; empty where nobody judged
     agreement: dict[str, Agreement]
-    robustness: Robustness
     right: dict[str, RightBySeed]  # by method
     groups: tuple[int, ...]  # per example
     commit: str
@@ -106,7 +104,6 @@ def evaluate(
     methods: Mapping[str, Mapping[int, Sequence[Answer]]],
     *,
     agreement: dict[str, Agreement],
-    robustness: Robustness,
     provenance: Provenance,
 ) -> Evaluation:
     """Measure everybody's answers, in the order of the trial's examples, by name and seed."""
@@ -135,7 +132,6 @@ def evaluate(
         refusals=refusals,
         judges=judges,
         agreement=agreement,
-        robustness=robustness,
         right={name: _right(examples, by_seed) for name, by_seed in methods.items()},
         groups=tuple(group_numbers(examples).tolist()),
         **provenance,

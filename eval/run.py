@@ -1,5 +1,6 @@
-"""Evaluate rules on one base, or on several side by side: a stage for each base, one bag of words
-for all of them -> one report. Entry of `make eval`.
+"""Evaluate rules on one base: trials, a bag of words, the stage, one report. Entry of `make eval`.
+
+`make curve` puts several bases side by side.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ from pathlib import Path
 from tqdm import tqdm
 
 from eval.bag_of_words import fit_bag_of_words
-from eval.evaluation import Evaluation, load_evaluation
+from eval.evaluation import load_evaluation
 from eval.judge.judges import Judge, judge_from, judge_on
-from eval.report.report import Report, side_by_side, write_report
+from eval.report.report import Report, write_report
 from eval.served import OpenPredictor, open_engine
 from eval.stage import BagAnswers, Stage
-from eval.trial import Trial
 from guard.arguments import whole_numbers
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs, read_splits
@@ -28,7 +28,7 @@ from guard.study import add_recipe_arguments, named_recipes
 
 def run(
     selection: str,
-    recipes: Sequence[Recipe],
+    recipe: Recipe,
     *,
     runs: Runs | None = None,
     rules: Path = RULES,
@@ -37,81 +37,41 @@ def run(
     judge: Judge | None = None,
     open_predictor: OpenPredictor = open_engine,
 ) -> Report:
-    """Evaluate the selected rules on every base where their inputs changed, and write the report of
-    those that are evaluated on all of them.
+    """Evaluate the selected rules where their inputs changed, and write the report.
 
     Without a `judge` the base itself judges, zero-shot; if it is an encoder, nobody judges. Raises
     GuardError for bad inputs before an engine starts. If `all` rules are selected, those with bad
-    inputs are left out, and the report says why, as long as one remains on every base.
+    inputs are left out, and the report says why, as long as one remains.
     """
     runs = runs or Runs()
-    stages = [Stage(runs, recipe, judge_on(recipe, judge), rules, selection) for recipe in recipes]
-    for stage in stages:
-        stage.select(seeds, force=force)
-    bags = _bags_of_words(stages)
+    stage = Stage(runs, recipe, judge_on(recipe, judge), rules, selection)
+    stage.select(seeds, force=force)
+    bags = _bags_of_words(stage)
     if force:
-        for stage in stages:
-            stage.forget()
-    errors: list[GuardError] = []
-    for stage in stages:
-        try:
-            stage.evaluate_outdated(bags, force, open_predictor)
-        except GuardError as error:  # the other bases' evaluations are kept all the same
-            errors.append(error)
-    if errors:
-        raise errors[0]
-    joint, incomplete = _joint(stages)
-    left_out: list[str] = []
-    for stage in stages:
-        left_out += stage.left_out
-        for trial in stage.trials:
-            left_out += trial.left_out
-    report = Report(joint, (*dict.fromkeys(left_out), *incomplete))
+        stage.forget()
+    stage.evaluate_outdated(bags, force, open_predictor)
+    left_out = list(stage.left_out)
+    for trial in stage.trials:
+        left_out += trial.left_out
+    trials = sorted(stage.trials, key=lambda trial: trial.rule.id)
+    report = Report(tuple(load_evaluation(trial.folder) for trial in trials), tuple(left_out))
     write_report(report, runs.report)
     return report
 
 
-def _bags_of_words(stages: Sequence[Stage]) -> dict[str, BagAnswers]:
-    """The baseline's answers by rule, the same on every base; what cannot be fitted is left out."""
-    trials: dict[str, Trial] = {}
-    for stage in stages:
-        trials |= {trial.rule.id: trial for trial in stage.outdated}
+def _bags_of_words(stage: Stage) -> dict[str, BagAnswers]:
+    """The baseline's answers by rule; what cannot be fitted is left out."""
     bags: dict[str, BagAnswers] = {}
-    for name, trial in tqdm(trials.items(), "bag of words", unit="rule", disable=not trials):
+    outdated = list(stage.outdated)
+    for trial in tqdm(outdated, "bag of words", unit="rule", disable=not outdated):
         splits, rule = read_splits(trial.data), trial.rule
         try:
             fitted = fit_bag_of_words(splits["train"], splits["validation"], rule)
         except GuardError as error:
-            for stage in stages:
-                stage.leave_out(name, error)
+            stage.leave_out(rule.id, error)
             continue
-        bags[name] = (fitted.variant, fitted.answers(trial.examples))
+        bags[rule.id] = (fitted.variant, fitted.answers(trial.examples))
     return bags
-
-
-def _joint(stages: Sequence[Stage]) -> tuple[tuple[Evaluation, ...], list[str]]:
-    """The rules that are evaluated on all bases, each as one evaluation, sorted by name; and a line
-    for each of the others that says why it is left out. Raises GuardError where no rule is left, or
-    one cannot be put side by side.
-    """
-    by_rule: dict[str, list[Evaluation]] = {}
-    for stage in stages:
-        for trial in stage.trials:
-            by_rule.setdefault(trial.rule.id, []).append(load_evaluation(trial.folder))
-    joint: list[Evaluation] = []
-    incomplete: list[str] = []
-    for rule, evaluations in sorted(by_rule.items()):
-        if len(evaluations) == len(stages):
-            joint.append(side_by_side(evaluations))
-        else:
-            on = ", ".join(evaluation.model for evaluation in evaluations)
-            incomplete.append(f"{rule}: evaluated on {on} alone")
-    if not joint:
-        models = ", ".join(stage.recipe.name for stage in stages)
-        problem = f"no rule is evaluated on all of {models}"
-        remedy = f"Run `make train eval MODEL=…` of one rule for each of {models}"
-        raise GuardError(problem, got="; ".join(incomplete), remedy=remedy)
-    return tuple(joint), incomplete
 
 
 @exits_cleanly
@@ -131,9 +91,13 @@ def main() -> None:
     force = "ask the engine again even where nothing changed; answers of a paid judge are kept"
     parser.add_argument("--force", action="store_true", help=force)
     arguments = parser.parse_args()
+    recipes = named_recipes(arguments)
+    if len(recipes) > 1:
+        remedy = "Name one; `make curve MODEL=tiny,minilm` puts several side by side"
+        raise GuardError("rules are evaluated on one base", got=arguments.model, remedy=remedy)
     report = run(
         arguments.rule,
-        named_recipes(arguments),
+        recipes[0],
         seeds=arguments.seeds,
         force=arguments.force,
         judge=judge_from(os.environ),

@@ -13,7 +13,6 @@ from eval.answers import Answer
 from eval.bag_of_words import BagVariant
 from eval.evaluation import Evaluation, evaluate, load_evaluation
 from eval.judge.judges import Judge
-from eval.robustness import Robustness, perturbations, robustness
 from eval.served import OpenPredictor, Served, answering_code, score_missing
 from eval.trial import Trial, answering_recipe, load_trial
 from guard.errors import GuardError
@@ -31,7 +30,7 @@ CODE = (
     ROOT / "guard/rule.py",
     ROOT / "guard/verdict.py",
     ROOT / "guard/prompt/text.py",
-    *sorted((ROOT / "data/generator").glob("*.py")),
+    ROOT / "data/generator/dimensions.py",
 )
 
 BagAnswers = tuple[BagVariant, list[Answer]]  # of one rule: the variant that was chosen answers
@@ -92,17 +91,16 @@ class Stage:
         rules on which engine and PEFT disagree. Whatever costs nothing comes before a judge is
         paid.
         """
-        answers = [RuleAnswers(trial, self.judge.is_served) for trial in self.outdated]
-        served = [rule.plain for rule in answers] + [rule.perturbed for rule in answers]
+        served = [Served(trial, with_base=self.judge.is_served) for trial in self.outdated]
         if force:
             for kept in served:
                 kept.forget()
         score_missing(served, answering_recipe(self.recipe), open_predictor)
         errors: dict[str, GuardError] = {}
-        agreed: list[tuple[RuleAnswers, dict[str, Agreement]]] = []
-        for rule in answers:
+        agreed: list[tuple[Served, dict[str, Agreement]]] = []
+        for rule in served:
             try:
-                agreed.append((rule, rule.agreement()))
+                agreed.append((rule, _agreements(rule)))
             except GuardError as error:
                 errors[rule.trial.rule.id] = error
         for rule, agreements in agreed:
@@ -126,44 +124,25 @@ class Stage:
         return True
 
     def _evaluate(
-        self, rule: RuleAnswers, bag_of_words: BagAnswers, agreements: dict[str, Agreement]
+        self, rule: Served, bag_of_words: BagAnswers, agreements: dict[str, Agreement]
     ) -> Evaluation:
-        judgement = self.judge.judge(rule.plain, self.runs.root / "judge")
-        methods = {method: rule.plain.answers_by_seed(method) for method in rule.trial.methods}
+        judgement = self.judge.judge(rule, self.runs.root / "judge")
+        methods = {method: rule.answers_by_seed(method) for method in rule.trial.methods}
         return evaluate(
             rule.trial,
             judgement,
             bag_of_words,
             methods,
             agreement=agreements,
-            robustness=rule.robustness(),
             provenance=provenance(),
         )
 
 
-class RuleAnswers:
-    """The engine's answers on one rule: test examples, and perturbations by served weights."""
-
-    def __init__(self, trial: Trial, with_base: bool) -> None:
-        self.trial = trial
-        self.plain = Served(trial, with_base=with_base)
-        self.perturbations = perturbations(trial)
-        examples = [perturbation.example for perturbation in self.perturbations]
-        self.perturbed = Served(trial.of_rows(examples, "robustness"), with_base=False)
-
-    def agreement(self) -> dict[str, Agreement]:
-        """The engine against PEFT, by method. Raises GuardError where they disagree."""
-        agreements = {}
-        for method in self.trial.methods:
-            contestants = self.trial.by_seed(method).values()
-            served = [(contestant, self.plain.rows(contestant)) for contestant in contestants]
-            agreements[method] = agreement(served, self.trial.recipe.serving_dtype)
-        return agreements
-
-    def robustness(self) -> Robustness:
-        plain, perturbed = {}, {}
-        for method in self.trial.methods:
-            contestant = self.trial.served(method)
-            plain[method] = self.plain.answers(contestant)
-            perturbed[method] = self.perturbed.answers(contestant)
-        return robustness(self.trial, self.perturbations, plain, perturbed)
+def _agreements(answers: Served) -> dict[str, Agreement]:
+    """The engine against PEFT, by method. Raises GuardError where they disagree."""
+    agreements, trial = {}, answers.trial
+    for method in trial.methods:
+        contestants = trial.by_seed(method).values()
+        served = [(contestant, answers.rows(contestant)) for contestant in contestants]
+        agreements[method] = agreement(served, trial.recipe.serving_dtype)
+    return agreements

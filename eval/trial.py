@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -65,32 +65,10 @@ class Trial:
     def methods(self) -> tuple[str, ...]:
         return tuple(self.recipe.methods)
 
-    @property
-    def served_seed(self) -> int:
-        """Seed 0, whose weights are served, or else the first seed."""
-        if 0 in self.seeds:
-            return 0
-        return self.seeds[0]
-
     def by_seed(self, method: str) -> dict[int, Contestant]:
         """The weights of one method by seed; seed 0 alone where the method has no seeds."""
         contestants = [weights for weights in self.contestants if weights.method == method]
         return {contestant.seed: contestant for contestant in contestants}
-
-    def served(self, method: str) -> Contestant:
-        """The weights of the served seed; the only ones where the method has no seeds."""
-        by_seed = self.by_seed(method)
-        return by_seed.get(self.served_seed) or by_seed[0]
-
-    def of_rows(self, examples: Sequence[Example], name: str) -> Trial:
-        """The trial of `examples` by served weights alone, kept in its folder `name`."""
-        return replace(
-            self,
-            examples=tuple(examples),
-            contestants=tuple(self.served(method) for method in self.methods),
-            seeds=(self.served_seed,),
-            folder=self.folder / name,
-        )
 
 
 def load_trial(

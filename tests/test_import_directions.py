@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "serve/console": (
         *("guard", "serve.engine", "serve.tenants", "serve.api", "serve.registry", "serve.scan"),
     ),
-    "serve/plan": ("guard", "serve.engine", "vllm_alora"),
+    "serve/plan": ("guard", "serve.engine"),
     "serve/scan": ("guard", "serve.engine", "serve.selection"),
     "serve/cluster": (
         *("guard", "serve.engine", "serve.policy", "serve.tenants", "serve.api"),

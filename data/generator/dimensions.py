@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from data.generator.phrasebook import Corpus
 from data.generator.registers import ASSISTANT_REGISTERS, USER_REGISTERS
-from data.generator.tricks import TRAINED, tricks_for
+from data.generator.tricks import tricks_for
 
 # Tokens; the estimate of an exchange's length may be a few per cent too low.
 SHORTEST = 50
@@ -75,7 +75,7 @@ def _sampled(corpus: Corpus, violating: str, allowed: str, rng: random.Random) -
     if tokens <= 110:  # no room to bury a core in
         severities = SEVERITIES[:2]
     most_beside = min(3, tokens // 120)
-    tricks = tricks_for(corpus.rule, TRAINED)
+    tricks = tricks_for(corpus.rule)
     if rng.random() < UNRELATED_SHARE and corpus.rule.turns == "any":
         allowed = UNRELATED
     return Dimensions(

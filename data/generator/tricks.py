@@ -1,16 +1,14 @@
 """Ways of writing a message that are meant to mislead whoever judges it.
 
-A trick changes no meaning: the label of a conversation stays what it was. Training data hold the
-tricks of TRAINED, evenly over both labels, so that none tells the label; `eval/robustness.py`
-counts the verdicts that each of TRICKS flips.
+A trick changes no meaning: the label of a conversation stays what it was. Data hold them evenly
+over both labels, so that none tells the label.
 """
 
 from __future__ import annotations
 
-import base64
 import random
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from data.generator.phrasebook import Pool, pool_of
 from data.generator.words import WORDS
@@ -63,15 +61,8 @@ def hidden_tags(text: str, rng: random.Random, pool: Pool) -> str:
     return text + _shifted(rng.choice(pool_of(INSTRUCTIONS, pool)), 0xE0000)
 
 
-def in_base64(text: str, rng: random.Random, pool: Pool) -> str:
-    """All of it in base64, in lines of one of the usual lengths."""
-    width = rng.choice((64, 76))
-    line = base64.b64encode(text.encode()).decode()
-    return "\n".join(line[start : start + width] for start in range(0, len(line), width))
-
-
 # Another one, or another order, draws other training data.
-TRAINED: dict[str, Trick] = {
+TRICKS: dict[str, Trick] = {
     "zero_width": _on_words(0.5, _with_invisible_character),
     "look_alikes": _on_words(0.5, lambda word, rng: word.translate(_LOOK_ALIKE)),
     "full_width": _on_words(0.5, lambda word, rng: _shifted(word, 0xFEE0)),
@@ -81,14 +72,9 @@ TRAINED: dict[str, Trick] = {
     "instruction": _beside(INSTRUCTIONS),
     "master_key": _beside(MASTER_KEYS),
 }
-TRICKS = TRAINED | {
-    "entities": _on_words(0.5, lambda word, rng: "".join(f"&#{ord(it)};" for it in word)),
-    "percent": _on_words(0.5, lambda word, rng: "".join(f"%{ord(it):02X}" for it in word)),
-    "base64": in_base64,
-}
 COMMANDS = ("hidden_tags", "instruction")  # that hold an injection for the judge
 
 
-def tricks_for(rule: Rule, tricks: Iterable[str]) -> list[str]:
+def tricks_for(rule: Rule) -> list[str]:
     """The tricks that leave the labels of `rule` what they are."""
-    return [name for name in tricks if not (rule.commands and name in COMMANDS)]
+    return [name for name in TRICKS if not (rule.commands and name in COMMANDS)]

@@ -1,4 +1,4 @@
-"""All rules in one report, of one base or of several side by side: `report.json`, `report.md`.
+"""All rules in one report: `report.json`, `report.md`.
 
 The report is a function of the evaluations alone: the same evaluations give the same bytes, and
 nothing is written when nothing changed.
@@ -15,13 +15,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from eval.answers import BAG_OF_WORDS, JUDGE, is_baseline, label_of, on_base
+from eval.answers import label_of
 from eval.evaluation import Evaluation
 from eval.judge.answer import JudgeRecord
 from eval.metrics import Difference, bootstrap_mean_difference, standard_deviation
-from eval.quality import MethodQuality, mean_metrics
+from eval.quality import mean_metrics
 from eval.report import tables
-from guard.errors import GuardError
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict
 
@@ -124,8 +123,6 @@ class Report:
             "## At the threshold",
             tables.threshold_table(self),
             *(["## Strata", strata] if strata else []),
-            "## Verdict flips under perturbation",
-            tables.trick_table(self),
             "## Served engine against PEFT",
             tables.agreement_table(self),
             "## Notes",
@@ -219,53 +216,6 @@ def _judge_note(judge: JudgeRecord, n_test: int) -> str:
         count = f"{judge.unparseable} of {n_test} answers"
         parts.append(f"{count} neither yes nor no, counted as wrong")
     return "; ".join(parts) + "."
-
-
-def side_by_side(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """All contenders on the same test examples. The bag of words, which reads no base, stands there
-    once, and so does a judge behind an endpoint. One evaluation is returned as it is. Raises
-    GuardError where they are of different examples.
-    """
-    first = evaluations[0]
-    if len(evaluations) == 1:
-        return first
-    for evaluation in evaluations[1:]:
-        if evaluation.groups != first.groups:
-            problem = f"evaluated on other test examples than {first.model}"
-            where = f"{evaluation.rule} on {evaluation.model}"
-            got = f"{evaluation.n_test} examples, not {first.n_test}"
-            remedy = f"Run `make eval RULE={first.rule} MODEL={first.model},{evaluation.model}`"
-            raise GuardError(problem, where=where, got=got, remedy=remedy)
-    joint: dict[str, Any] = {
-        "model": ", ".join(it.model for it in evaluations),
-        "seeds": all_seeds(it.seeds for it in evaluations),
-        "commit": distinct(it.commit for it in evaluations),
-        "hardware": distinct(it.hardware for it in evaluations),
-        "versions": distinct_versions(it.versions for it in evaluations),
-    }
-    for field in ("methods", "refusals", "judges", "agreement", "robustness", "right"):
-        joint[field] = {}  # by contender
-        for evaluation in evaluations:
-            for name, value in getattr(evaluation, field).items():
-                joint[field][_joint_name(evaluation, name)] = value
-    joint["methods"] = _baselines_first(joint["methods"])
-    return first.model_copy(update=joint)
-
-
-def _joint_name(evaluation: Evaluation, name: str) -> str:
-    if name == BAG_OF_WORDS:
-        return name
-    if name == JUDGE and name in evaluation.judges and evaluation.judges[name].endpoint:
-        return name
-    return on_base(evaluation.model, name)
-
-
-def _baselines_first(methods: Mapping[str, MethodQuality]) -> dict[str, MethodQuality]:
-
-    def rank(name: str) -> tuple[bool, bool]:
-        return not is_baseline(name), name == BAG_OF_WORDS
-
-    return {name: methods[name] for name in sorted(methods, key=rank)}
 
 
 def all_seeds(of_each: Iterable[Iterable[int]]) -> tuple[int, ...]:

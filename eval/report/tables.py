@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from data.generator.tricks import TRICKS
 from eval.answers import BAG_OF_WORDS, label_of
 from eval.metrics import Difference
 from eval.quality import METRICS, MethodQuality
@@ -116,26 +115,6 @@ def strata_table(report: Report) -> str:
     return markdown_table(head, rows)
 
 
-def trick_table(report: Report) -> str:
-    """Verdict flips by trick, all rules together: a rule by itself has too few perturbations."""
-    head = ["perturbation", "method", "n", "flips", "right before", "right after"]
-    rows: TableRows = []
-    for name in TRICKS:
-        label = name.replace("_", " ")
-        for method in report.trained:
-            flips = [it.robustness[method][name] for it in report.evaluations]
-            total = sum(flip.n for flip in flips)
-            counts = (
-                sum(flip.flips for flip in flips),
-                sum(flip.right_before for flip in flips),
-                sum(flip.right_after for flip in flips),
-            )
-            shares = [share_cell(count, total) for count in counts]
-            rows.append([label, label_of(method), str(total), *shares])
-            label = ""
-    return markdown_table(head, rows)
-
-
 def agreement_table(report: Report) -> str:
     """The served engine against PEFT, by rule and method."""
     head = ["rule", "method", "prompts", "max difference", "mean difference"]
@@ -184,12 +163,6 @@ def percent_cell(value: float | None, ci95: tuple[float, float] | None = None) -
     if value is None:
         return ""
     return f"{100 * value:.1f} {interval_cell(ci95)}".rstrip()
-
-
-def share_cell(count: int, total: int) -> str:
-    if total == 0:
-        return "-"
-    return f"{100 * count / total:.1f}"
 
 
 def three_digits(value: float | None, ci95: tuple[float, float] | None = None) -> str:

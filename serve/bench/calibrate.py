@@ -2,7 +2,7 @@
 
 Bursts of checks of all sizes run on one engine, by aLoRA and by LoRA; coefficients are fitted to
 them (`runs/calibration.json`). A burst is a number of checks that are submitted at once and driven
-to their end; the planner's own scheduler counts the work of its steps. Then an engine with few
+to their end; the planner counts its work. Then an engine with few
 slots shows what it costs if an adapter has to be copied first. `make plan` reads the file.
 Adapters are random; verdicts mean nothing.
 """
@@ -16,6 +16,8 @@ import textwrap
 import time
 from collections.abc import Sequence
 
+import numpy as np
+from scipy.optimize import nnls
 from tqdm import tqdm
 
 from guard.conversation.example import Message
@@ -29,9 +31,12 @@ from serve.bench.report import BenchReport, notes, origin
 from serve.bench.workload.adapters import random_adapters
 from serve.bench.workload.prompts import conversation, random_rule_text, wordings
 from serve.engine import Call, GuardEngine, ScoreRequest
-from serve.plan.batching import MAX_SEQUENCES, STEP_TOKENS, ReplicaSizes, StepScheduler, StepWork
-from serve.plan.calibration import BurstRow, DeviceCalibration, FittedCost, fitted, non_negative
+from serve.plan.calibration import DeviceCalibration, FittedCost, check_work
 
+# Of a burst, each with a coefficient.
+FEATURES = ("steps", "tokens", "pairs", "sequences")
+SUBMIT_FEATURES = ("checks", "conversation_tokens", "rules")
+FIT_ROUNDS = 5
 BURSTS = 60  # by aLoRAs; a third as many by LoRAs, which take longer
 QUICK_BURSTS = 12
 RULES = 64  # of a check, at most
@@ -69,17 +74,28 @@ def draw_bursts(count: int, most_rules: int, seed: int, *, shares: bool) -> list
     return drawn
 
 
+class BurstRow(Strict):
+    """Checks that were submitted at once: the time they took, and the work of their steps."""
+
+    method: str
+    checks: int
+    conversation_tokens: int
+    rules: int
+    submit_ms: float
+    steps_ms: float
+    work: dict[str, float]
+
+
 class BurstMeter:
-    """Runs bursts of checks by one method's adapters. `limits`: those of the engine."""
+    """Runs bursts of checks by one method's adapters."""
 
     def __init__(
-        self, engine: GuardEngine, recipe: Recipe, limits: ReplicaSizes, method: str
+        self, engine: GuardEngine, recipe: Recipe, method: str, *, most_rules: int
     ) -> None:
-        self._engine, self._method = engine, method
-        self._prompts, self._limits = PromptBuilder.of(recipe), limits
-        self.most_rules = limits.slots
-        self._texts = wordings([random_rule_text(recipe)], limits.slots)
-        self.suffix_tokens = len(self._prompts.suffix_ids(self._texts[0]))
+        self._engine, self._method, self.most_rules = engine, method, most_rules
+        self._prompts = PromptBuilder.of(recipe)
+        self._scaffold = scaffold_tokens(self._prompts, engine.backend.block_size)
+        self._texts = wordings([random_rule_text(recipe)], most_rules)
         self._seed = 0
 
     def run(self, burst: Burst, pause_s: float = 0.0) -> BurstRow:
@@ -110,27 +126,59 @@ class BurstMeter:
             rules=sum(rules),
             submit_ms=1000 * (submitted - started),
             steps_ms=1000 * (finished - submitted),
-            steps=steps,
-            work=vars(self.predicted(list(zip(lengths, rules, strict=True)))),
+            work={"steps": float(steps)} | self._work(lengths, rules),
         )
 
-    def predicted(self, checks: Sequence[tuple[int, int]]) -> StepWork:
-        """The work of all steps of a burst, according to the planner's scheduler."""
+    def _work(self, lengths: Sequence[int], rules: Sequence[int]) -> dict[str, float]:
+        """What a burst computes; what all prompts begin with is cached from the second check on."""
+        cached = np.full(len(lengths), float(self._scaffold))
+        cached[0] = 0
+        suffix = len(self._prompts.suffix_ids(self._texts[0]))
         shares = METHODS[self._method].shares_conversation
-        scaffold = scaffold_tokens(self._prompts, self._limits.block_size)
-        scheduler = StepScheduler(self._limits, self.suffix_tokens, shares=shares)
-        for number, (tokens, rules) in enumerate(checks):
-            cached = scaffold if number else 0
-            scheduler.submit(number, tokens, cached, tuple(range(rules)))
-        work = StepWork()
-        while scheduler.is_busy:
-            work.add(scheduler.next_step().work)
-        return work
+        per_check = np.array(lengths, float), cached, np.array(rules, float)
+        tokens, pairs = check_work(*per_check, suffix, shares=shares)
+        sums = {"tokens": tokens.sum(), "pairs": pairs.sum(), "sequences": sum(rules)}
+        return {name: float(value) for name, value in sums.items()}
 
     def _submit(self, messages: tuple[Message, ...], rules: int) -> Call:
         names = [f"{self._method}-{rule}" for rule in range(rules)]
         pairs = zip(self._texts, names, strict=False)
         return self._engine.submit([ScoreRequest(messages, text, name) for text, name in pairs])
+
+
+def fitted(rows: Sequence[BurstRow]) -> FittedCost:
+    """The coefficients with the smallest relative errors on one method's bursts, none below 0."""
+    step_rows = [[row.work[name] for name in FEATURES] for row in rows]
+    submit_rows = [[float(getattr(row, name)) for name in SUBMIT_FEATURES] for row in rows]
+    steps_ms = [row.steps_ms for row in rows]
+    step = non_negative(step_rows, steps_ms)
+    submit = non_negative(submit_rows, [row.submit_ms for row in rows])
+    predicted = np.asarray(step_rows) @ step
+    return FittedCost(
+        step=dict(zip(FEATURES, step.tolist(), strict=True)),
+        submit=dict(zip(SUBMIT_FEATURES, submit.tolist(), strict=True)),
+        error=float(np.median(np.abs(predicted / np.asarray(steps_ms) - 1))),
+    )
+
+
+def non_negative(
+    features: Sequence[Sequence[float]] | np.ndarray, measured: Sequence[float]
+) -> np.ndarray:
+    """A coefficient for each column, none below 0: least squares of relative errors.
+
+    Errors are relative to the prediction of the round before. If they were relative to the measured
+    times, a burst would count the less the slower the machine happened to be, and all coefficients
+    would come out low. Columns are scaled, so that small features count too.
+    """
+    counts, times = np.asarray(features, dtype=float), np.asarray(measured, dtype=float)
+    predicted = times
+    for _ in range(FIT_ROUNDS):
+        scaled = counts / predicted[:, None]
+        scale = np.maximum(scaled.max(axis=0), 1e-12)
+        solution, _ = nnls(scaled / scale, times / predicted)
+        coefficients = np.asarray(solution / scale)
+        predicted = np.maximum(counts @ coefficients, 1e-12)
+    return coefficients
 
 
 def scaffold_tokens(prompts: PromptBuilder, block_size: int) -> int:
@@ -202,6 +250,8 @@ def swap_rows(engine: GuardEngine, recipe: Recipe, method: str) -> list[SwapRow]
 class CalibrationReport(BenchReport, DeviceCalibration):
     """The planner's file, written as the report of a benchmark."""
 
+    bursts: tuple[BurstRow, ...]
+
 
 class CalibrateBench(BenchCommand):
     """The calibration."""
@@ -229,14 +279,9 @@ class CalibrateBench(BenchCommand):
             with GuardEngine(recipe, adapters, max_loras=len(adapters)) as engine:
                 rows: list[BurstRow] = []
                 costs: dict[str, FittedCost] = {}
-                limits = ReplicaSizes(
-                    step_tokens=recipe.engine.get("max_num_batched_tokens", STEP_TOKENS),
-                    max_sequences=recipe.engine.get("max_num_seqs", MAX_SEQUENCES),
-                    slots=most_rules,
-                    block_size=engine.backend.block_size,
-                )
+                block_size = engine.backend.block_size
                 for method in methods:
-                    meter = BurstMeter(engine, recipe, limits, method)
+                    meter = BurstMeter(engine, recipe, method, most_rules=most_rules)
                     method_rows = self._run_bursts(meter, method)
                     rows += method_rows
                     update = {"wake_ms": wake_ms(meter)}
@@ -246,7 +291,7 @@ class CalibrateBench(BenchCommand):
                     costs[method] = with_swaps(swap_rows(engine, recipe, method), costs[method])
         return CalibrationReport(
             **origin(recipe),
-            scaffold_tokens=scaffold_tokens(prompts, limits.block_size),
+            scaffold_tokens=scaffold_tokens(prompts, block_size),
             suffix_tokens=len(prompts.suffix_ids(random_rule_text(recipe))),
             methods=costs,
             bursts=tuple(rows),
@@ -269,19 +314,18 @@ def table(report: CalibrationReport) -> str:
     lines = []
     for method, cost in report.methods.items():
         submit = dict(zip(("a check", "a token", "a rule"), cost.submit.values(), strict=True))
-        times = [f"{name} {ms:.3g}" for name, ms in cost.shown_ms.items()]
+        step, per_token, per_pair, per_rule = cost.step.values()
+        shown = {"step": step, "1,000 tokens": per_token * 1e3, "M pairs": per_pair * 1e6}
+        shown |= {"a rule": per_rule, "swap-in": cost.swap_in_ms, "wake": cost.wake_ms}
+        times = [f"{name} {ms:.3g}" for name, ms in shown.items()]
         times += [f"submit {name} {ms:.3g}" for name, ms in submit.items()]
         lines += textwrap.wrap(f"{METHODS[method].label}, ms: {', '.join(times)}", 100)
     for method, cost in report.methods.items():
         rows = [row for row in report.bursts if row.method == method]
-        agree = sum(row.steps == row.work["steps"] for row in rows)
-        lines.append(
-            f"{METHODS[method].label}: {len(rows)} bursts, {agree} of them in as many steps as the "
-            f"scheduler predicts; the median error of a burst's time is {cost.error:.1%}"
-        )
+        label = METHODS[method].label
+        lines.append(f"{label}: the median error of {len(rows)} bursts' times is {cost.error:.1%}")
     lines += notes(
-        "pairs: a token and one that it attends to. a rule: a sequence in a step.",
-        "swap-in: a copy into a slot; disk: a read from there, where nothing else runs; wake: the",
-        "extra time of a check that finds the engine asleep.",
+        "pairs: a token and one that it attends to. swap-in: a copy into a slot. wake: the extra",
+        "time of a check that finds the engine asleep.",
     )
     return "\n".join([*lines, report.source])

@@ -10,22 +10,13 @@ from guard.files.yaml_file import Strict, load
 from guard.home import HOME, own_or_shipped
 
 PLANS = HOME / "recipes" / "plans"
-MOST_CHECKS = 1_000_000
+FINITE = ConfigDict(allow_inf_nan=False)
 
 
-class Finite(Strict):
-    """Strict, and no number is infinite or NaN."""
+class PlannedTraffic(Strict):
+    """The traffic. docs/planning.md has the keys."""
 
-    model_config = ConfigDict(allow_inf_nan=False)
-
-
-class PlannedTraffic(Finite):
-    """The traffic that is drawn. docs/planning.md has the keys.
-
-    `lengths`: quantiles of a whole conversation's tokens at equal steps. A conversation is checked
-    `turns` times in the mean, each time after it has grown by an equal part.
-    """
-
+    model_config = FINITE
     rate: float = Field(default=10.0, gt=0)
     lengths: tuple[int, ...] = Field(default=(87, 289, 740), min_length=2)
     turns: float = Field(default=1.0, ge=1)
@@ -34,34 +25,35 @@ class PlannedTraffic(Finite):
     rules: int = Field(default=100, ge=1)
     zipf: float = Field(default=1.0, ge=0)
 
+    @property
+    def mean_rules(self) -> float:
+        return sum(self.rules_a_check) / 2
+
     @model_validator(mode="after")
     def _is_possible(self) -> PlannedTraffic:
         least, most = self.rules_a_check
         if not 1 <= least <= most <= self.rules:
-            raise ValueError(
-                f"rules_a_check: least and most, of the {self.rules} rules (got {least}, {most})"
-            )
+            limits = f"least and most, of the {self.rules} rules (got {least}, {most})"
+            raise ValueError(f"rules_a_check: {limits}")
         if list(self.lengths) != sorted(self.lengths) or self.lengths[0] < 1:
             raise ValueError("lengths: quantiles of at least 1 token, rising")
         return self
 
 
-class Plan(Finite):
-    """One deployment, on machines like this one. docs/planning.md has the keys.
+class Plan(Strict):
+    """One deployment, on machines like this one. None is what the model's recipe says."""
 
-    Memory and slots that are None are those of the model's recipe.
-    """
-
+    model_config = FINITE
     name: str
     model: str = "tiny"
     traffic: PlannedTraffic = PlannedTraffic()
     p95_ms: float = Field(default=500.0, gt=0)
+    p99_ms: float | None = Field(default=None, gt=0)
     most_busy: float = Field(default=0.85, gt=0, lt=1)
-    price_an_hour: float | None = Field(default=None, gt=0)
+    price_an_hour: float = Field(gt=0)
+    judge_price: float | None = Field(default=None, gt=0)
     memory_gib: float | None = Field(default=None, gt=0)
     slots: int | None = Field(default=None, ge=1)
-    checks: int = Field(default=2000, ge=50, le=MOST_CHECKS)  # simulated at each rate
-    seed: int = Field(default=0, ge=0)
 
 
 def load_plan(name: str) -> Plan:

@@ -1,229 +1,182 @@
-"""A replica on paper: arrivals in, latencies out; and so what one can do. Knows no prices.
+"""One replica as a queue: what it has room for, and how long checks wait. Knows no prices.
 
-It works as `EngineThread` does: checks that have arrived are submitted, then a step runs, and those
-that arrive meanwhile wait for its end. Conversations stay in the cache until others need the room.
+M/G/1: checks come at random and are answered in order, each in its part of full steps. Memory is
+shared out by the engine's own functions.
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+from scipy.optimize import brentq
 
-from serve.plan.batching import AdapterSlots, ReplicaSizes, StepScheduler, StepWork
-from serve.plan.deployment import PlannedMethod
-from serve.plan.plan_file import Plan
-from serve.plan.traffic import CheckArrival, draw_traffic
+from guard.errors import GuardError
+from guard.method import METHODS
+from guard.recipe import Recipe, ServingMemory, load_recipe
+from serve.engine.backends.arguments import GIB, Sizes, shared_out, sizes_of
+from serve.plan.calibration import COMMAND, DeviceCalibration, Figures, check_work
+from serve.plan.plan_file import Plan, PlannedTraffic
+
+# What PEFT calls all-linear, in Qwen's and Llama's layers.
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+# vLLM's defaults, for recipes whose `engine` does not set them.
+STEP = {"max_num_batched_tokens": 2048, "max_num_seqs": 128, "block_size": 32}
+LENGTHS, RULES = 40, 16  # so many lengths and numbers of rules stand for all
+IDLE = 1e-6  # checks per second
 
 
 @dataclass(frozen=True)
-class Replay:
-    """What became of the counted arrivals, in their order; times in seconds.
+class Load:
+    """A replica at a rate of checks: what kinds of checks that come equally often take.
 
-    `wall_s`: the time to the last answer, from time 0 or, after a warm-up, from the first counted
-    arrival. `busy_s`: the part of it at work.
+    `fixed_ms`: of any step. `full_ms`: in their part of full steps. `lone_ms`: alone. `step_ms`: a
+    full step. `hit_rate`: the share of the conversations' tokens that the cache holds.
     """
 
-    latencies_s: np.ndarray
-    wall_s: float
-    busy_s: float
-    work: StepWork
-    cached_tokens: int
-    prompt_tokens: int
-
-    @property
-    def p50_ms(self) -> float:
-        return float(np.percentile(self.latencies_s, 50)) * 1000
-
-    @property
-    def p95_ms(self) -> float:
-        return float(np.percentile(self.latencies_s, 95)) * 1000
-
-    @property
-    def per_second(self) -> float:
-        return len(self.latencies_s) / self.wall_s
+    rate: float
+    fixed_ms: float
+    wake_ms: float
+    full_ms: Figures
+    lone_ms: Figures
+    step_ms: float
+    hit_rate: float
 
     @property
     def utilisation(self) -> float:
-        """The share of its time that the replica is at work."""
-        return self.busy_s / self.wall_s
+        """The rate's share of the rate that saturates."""
+        return self.rate * float(self.full_ms.mean()) / 1000
 
-    @property
-    def hit_rate(self) -> float:
-        """The share of the conversations' tokens that the cache held."""
-        return self.cached_tokens / max(1, self.prompt_tokens)
+    def latency_ms(self, share: float) -> float:
+        """What this share of the checks takes at most; the utilisation is below 1.
 
+        The wait has an exponential tail with the mean of Pollaczek and Khinchine. A check that
+        finds a step under way joins the next one, and ends with those that wait behind it.
+        """
+        used, is_busy = self.utilisation, min(1.0, self.rate * self.lone_ms.mean() / 1000)
+        wait_ms = (self.full_ms**2).mean() / (2 * self.full_ms.mean() * (1 - used))
+        least_ms = self.lone_ms + is_busy * self.fixed_ms + (1 - is_busy) * self.wake_ms
 
-@dataclass
-class ConversationCache:
-    """How many tokens of each conversation the cache holds; evicts the least recently used."""
+        def too_late(limit_ms: float) -> float:
+            left_ms = limit_ms - least_ms
+            queue_ms = np.maximum(left_ms / (1 + used), left_ms - self.step_ms)
+            late = used * np.exp(-np.maximum(queue_ms, 0) / wait_ms)
+            return float(np.where(left_ms < 0, 1.0, late).mean()) - (1 - share)
 
-    sizes: ReplicaSizes
-    _held: OrderedDict[int, tuple[int, int]] = field(default_factory=OrderedDict)
-    _used: int = 0
-
-    def held(self, session: int) -> int:
-        """How many tokens of the conversation it holds, in whole blocks."""
-        if not self._held:
-            return 0
-        tokens, _ = self._held.get(session, (0, 0))
-        block_size = self.sizes.block_size
-        return max(self.sizes.scaffold_tokens, tokens // block_size * block_size)
-
-    def put(self, session: int, tokens: int, copies: int) -> None:
-        """Note that the conversation was computed up to `tokens`, in as many copies."""
-        self._used -= self._held.pop(session, (0, 0))[1]
-        self._held[session] = (tokens, tokens * copies)
-        self._used += tokens * copies
-        while self._used > self.sizes.cache_tokens and len(self._held) > 1:
-            _, (_, evicted) = self._held.popitem(last=False)
-            self._used -= evicted
-
-
-class ReplicaSimulation:
-    """One run of arrivals, sorted by the time when they are due, through one replica.
-
-    Its cache is empty at first.
-    """
-
-    def __init__(self, method: PlannedMethod) -> None:
-        self._sizes, self._cost, self._shares = method.sizes, method.cost, method.shares
-        self._slots = AdapterSlots(method.sizes)
-        self._scheduler = StepScheduler(method.sizes, method.suffix_tokens, shares=method.shares)
-        self._cache = ConversationCache(method.sizes)
-        self._left: dict[int, int] = {}  # check -> number of its rules without an answer
-        self._cached_tokens = 0
-
-    def run(self, arrivals: Sequence[CheckArrival], warm_up: int = 0) -> Replay:
-        """Answer all of them; the first `warm_up` fill the cache and are not counted."""
-        now = busy = counted_from_s = 0.0
-        work, latencies = StepWork(), np.zeros(len(arrivals))
-        submitted, is_asleep = 0, True
-        while submitted < len(arrivals) or self._scheduler.is_busy:
-            began = now
-            while self._may_submit(arrivals, submitted, now):
-                if submitted == warm_up > 0:
-                    work, busy, self._cached_tokens = StepWork(), 0.0, 0
-                    began = counted_from_s = now
-                now += self._submit(submitted, arrivals[submitted])
-                submitted += 1
-            if not self._scheduler.is_busy:
-                now, is_asleep = max(now, arrivals[submitted].due_s), True
-                continue
-            step_ms, finished = self._step(work)
-            now += (step_ms + (self._cost.wake_ms if is_asleep else 0.0)) / 1000
-            is_asleep = False
-            for check in finished:
-                latencies[check] = now - arrivals[check].due_s
-            busy += now - began
-        return Replay(
-            latencies_s=latencies[warm_up:],
-            wall_s=now - counted_from_s,
-            busy_s=busy,
-            work=work,
-            cached_tokens=self._cached_tokens,
-            prompt_tokens=sum(arrival.tokens for arrival in arrivals[warm_up:]),
-        )
-
-    def _may_submit(self, arrivals: Sequence[CheckArrival], number: int, now: float) -> bool:
-        if number == len(arrivals) or arrivals[number].due_s > now:
-            return False
-        return len(self._left) < self._sizes.max_open
-
-    def _submit(self, number: int, arrival: CheckArrival) -> float:
-        """Queue the check. Returns the seconds that this takes."""
-        cached = min(self._cache.held(arrival.session), arrival.tokens)
-        copies = 1 if self._shares else len(arrival.rules)
-        self._cache.put(arrival.session, arrival.tokens, copies)
-        self._cached_tokens += cached
-        self._left[number] = len(arrival.rules)
-        rules = self._slots.in_slots_first(arrival.rules)
-        self._scheduler.submit(number, arrival.tokens, cached, rules)
-        return self._cost.submit_ms(arrival.tokens, len(arrival.rules)) / 1000
-
-    def _step(self, total: StepWork) -> tuple[float, list[int]]:
-        """Run a step. Returns the ms that it takes, and the checks that it finishes."""
-        step = self._scheduler.next_step()
-        step.work.swap_ins = self._slots.use(step.adapters)
-        total.add(step.work)
-        finished = []
-        for check, answered in step.answered:
-            self._left[check] -= answered
-            if not self._left[check]:
-                del self._left[check]
-                finished.append(check)
-        return self._cost.step_ms(step.work), finished
-
-
-BACKLOGS = 4  # so many find the rate of saturation to within a tenth, and rather too low
-BISECTIONS = 7  # so many find the greatest rate to within a hundredth
-LOWEST_SHARE = 0.02  # of the rate of saturation: then a replica is nearly idle
+        return float(brentq(too_late, 0, least_ms.max() + self.step_ms + 100 * wait_ms))
 
 
 @dataclass(frozen=True)
-class Capacity:
-    """A replica's limits.
+class PlannedMethod:
+    """A replica that serves a plan's rules by one method. `bytes_of`: the bytes of pieces."""
 
-    `rate`: the greatest that keeps the p95 target, and `within_target` what is answered at it; None
-    if no rate does. `lone`: what is answered when it is nearly idle.
-    """
+    plan: Plan
+    name: str
+    calibration: DeviceCalibration
+    step: dict[str, int]
+    slots: int
+    cache_tokens: int
+    bytes_of: Sizes
 
-    saturation_per_second: float
-    lone: Replay
-    rate: float | None = None
-    within_target: Replay | None = None
+    def at(self, rate: float) -> Load:
+        """The replica at this rate. The more checks come, the less of each is still cached."""
+        traffic, cost = self.plan.traffic, self.calibration.methods[self.name]
+        shares = METHODS[self.name].shares_conversation
+        tokens, earlier, rules = traffic_kinds(traffic)
+        # By Little's law so many tokens wait for their conversations' next turns.
+        waiting = rate * traffic.think_s * tokens.mean() * (1 if shares else traffic.mean_rules)
+        held = min(1.0, self.cache_tokens / waiting)
+        whole_blocks = earlier // self.step["block_size"] * self.step["block_size"]
+        scaffold = np.minimum(tokens, self.calibration.scaffold_tokens)
+        cached = np.maximum(scaffold, held * whole_blocks)
+        suffix, submit, step = self.calibration.suffix_tokens, cost.submit, cost.step
+        computed, pairs = check_work(tokens, cached, rules, suffix, shares=shares)
+        own_ms = submit["checks"] + submit["conversation_tokens"] * tokens + submit["rules"] * rules
+        own_ms += step["tokens"] * computed + step["pairs"] * pairs + step["sequences"] * rules
+        own_ms += cost.swap_in_ms * self.swap_ins
+        most_tokens, most_rules = self.step["max_num_batched_tokens"], self.step["max_num_seqs"]
+        steps = np.maximum(computed / most_tokens, rules / most_rules)
+        full_ms, lone_ms = own_ms + step["steps"] * steps, own_ms + step["steps"] * np.ceil(steps)
+        step_ms, hit_rate = full_ms.mean() / steps.mean(), cached.mean() / tokens.mean()
+        return Load(rate, step["steps"], cost.wake_ms, full_ms, lone_ms, step_ms, hit_rate)
 
-    def replicas(self, rate: float) -> int | None:
-        """How many replicas answer `rate` checks a second within the target; None: no number."""
-        if self.rate is None:
+    @property
+    def swap_ins(self) -> float:
+        """Adapters that a check copies into a slot: those that are not among the most popular."""
+        traffic = self.plan.traffic
+        popularity = np.arange(1.0, traffic.rules + 1) ** -traffic.zipf
+        asked = np.minimum(1, popularity / popularity.sum() * traffic.mean_rules)
+        copied = traffic.mean_rules - asked[: self.slots].sum()
+        return max(0.0, min(float(copied), traffic.rules - self.slots))
+
+    @cached_property
+    def saturation(self) -> float:
+        """The rate, in checks per second, at which a queue that is never empty is answered."""
+        highest = 2 * IDLE / self.at(IDLE).utilisation
+        return float(brentq(lambda rate: self.at(rate).utilisation - 1, IDLE, highest))
+
+    @cached_property
+    def greatest_rate(self) -> float | None:
+        """The greatest rate within the target and no busier than the plan allows, or None."""
+        plan, highest = self.plan, self.plan.most_busy * self.saturation
+
+        def excess(rate: float) -> float:
+            load = self.at(rate)
+            over_p99_ms = load.latency_ms(0.99) - (plan.p99_ms or math.inf)
+            return max(load.latency_ms(0.95) - plan.p95_ms, over_p99_ms)
+
+        if excess(IDLE) > 0:
             return None
-        return math.ceil(rate / self.rate - 1e-9)
+        if excess(highest) <= 0:
+            return highest
+        return float(brentq(excess, IDLE, highest))
 
 
-def at_rate(method: PlannedMethod, plan: Plan, rate: float) -> Replay:
-    drawn = draw_traffic(plan, rate)
-    return ReplicaSimulation(method).run(drawn.arrivals, drawn.warm_up)
+def traffic_kinds(traffic: PlannedTraffic) -> tuple[Figures, Figures, Figures]:
+    """Checks that come equally often: tokens, those of the turn before, and rules."""
+    turns, places = round(traffic.turns), np.linspace(0, 1, len(traffic.lengths))
+    lengths = np.interp((np.arange(LENGTHS) + 0.5) / LENGTHS, places, traffic.lengths)
+    rules = np.unique(np.rint(np.linspace(*traffic.rules_a_check, RULES)))
+    grid = np.meshgrid(lengths, np.arange(1, turns + 1), rules)
+    length, turn, asked = (axis.ravel() for axis in grid)
+    return length * turn / turns, length * (turn - 1) / turns, asked
 
 
-def backlog(plan: Plan, rate: float) -> list[CheckArrival]:
-    """The plan's traffic at this rate, in its order, but all of it due at once."""
-    return [arrival._replace(due_s=0.0) for arrival in draw_traffic(plan, rate).arrivals]
+def deploy(plan: Plan, calibration: DeviceCalibration) -> list[PlannedMethod]:
+    """A replica for each adapter method of the plan's model, or GuardError where none can be."""
+    recipe = load_recipe(plan.model)
+    if recipe.is_encoder:
+        remedy = "Plan with a decoder; an encoder is measured by `make bench NAME=encoder`"
+        raise GuardError("only decoders are planned", got=plan.model, remedy=remedy)
+    if calibration.model != plan.model or set(recipe.adapter_methods) - set(calibration.methods):
+        problem = "the calibration is of another model, or of other methods"
+        remedy = f"Run `{COMMAND} MODEL={plan.model}`"
+        raise GuardError(problem, got=calibration.model, remedy=remedy)
+    return [_sized(plan, calibration, recipe, name) for name in sorted(recipe.adapter_methods)]
 
 
-def saturation(method: PlannedMethod, plan: Plan) -> float:
-    """The rate, in checks per second, at which a queue that is never empty is answered.
-
-    The more checks a second come, the more conversations lie between two turns of one conversation,
-    and the less of it is still in the cache. So the queue is drawn again at the rate at which the
-    last one was answered.
-    """
-    rate = 1.0
-    for _ in range(BACKLOGS):
-        rate = ReplicaSimulation(method).run(backlog(plan, rate)).per_second
-    return rate
-
-
-def capacity(method: PlannedMethod, plan: Plan) -> Capacity:
-    """Find a replica's limits: within the plan's target, and no busier than it allows.
-
-    The greatest rate is found by bisection.
-    """
-    saturated = saturation(method, plan)
-    low, high = LOWEST_SHARE * saturated, plan.most_busy * saturated
-    lone = best = at_rate(method, plan, low)
-    if lone.p95_ms > plan.p95_ms:
-        return Capacity(saturated, lone)
-    rate = high
-    for _ in range(1 + BISECTIONS):
-        replay = at_rate(method, plan, rate)
-        if replay.p95_ms > plan.p95_ms:
-            high = rate
-        else:
-            best, low = replay, rate
-        if low == high:
-            break
-        rate = (low + high) / 2
-    return Capacity(saturated, lone, low, best)
+def _sized(plan: Plan, calibration: DeviceCalibration, recipe: Recipe, name: str) -> PlannedMethod:
+    """What a replica has room for, with its memory split as the engine splits it."""
+    targets = recipe.settings(name).lora.get("target_modules", "all-linear")
+    if targets == "all-linear":
+        targets = PROJECTIONS
+    # A slot has room for the largest rank, whatever the adapter's own rank is.
+    bytes_of = sizes_of(recipe, recipe.max_rank, targets)
+    device_gib = recipe.serving_memory.device_gib
+    if plan.memory_gib is not None:
+        device_gib = plan.memory_gib - bytes_of.weights / GIB
+    if device_gib is None or device_gib <= 0:
+        problem = "the base does not fit into the device's memory, or that is not stated"
+        remedy = f"State more than {bytes_of.weights / GIB:.1f} GiB as the plan's `memory_gib`"
+        raise GuardError(problem, got=f"{plan.memory_gib} GiB", remedy=remedy)
+    memory = ServingMemory(device_gib=device_gib, host_gib=recipe.serving_memory.host_gib)
+    slots = plan.slots or recipe.engine.get("max_loras")
+    shared = shared_out(memory, bytes_of, plan.traffic.rules, recipe.context_tokens, slots)
+    cache_tokens = shared["kv_cache_memory_bytes"] // bytes_of.token
+    slots = shared["max_loras"]
+    step = {key: recipe.engine.get(key, default) for key, default in STEP.items()}
+    if slots < plan.traffic.rules:
+        step["max_num_seqs"] = min(slots, step["max_num_seqs"])
+    return PlannedMethod(plan, name, calibration, step, slots, cache_tokens, bytes_of)

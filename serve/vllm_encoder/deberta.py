@@ -1,13 +1,12 @@
-"""DeBERTa-v2 and -v3, which vLLM has not, with adapters: He et al. 2021, arXiv 2006.03654.
+"""DeBERTa-v3, which vLLM has not, with adapters: He et al. 2021, arXiv 2111.09543.
 
 Attention is disentangled: beside its content each token is scored by its distance to the other, by
-a table of distances that goes through the same projections as the tokens (`share_att_key`), or
-through its own. So a table belongs to an adapter as much as a token does: it is projected once for
-each adapter of a step, with that adapter's low-rank product, never with that of whichever token
-asks.
+a table of distances that goes through the same projections as the tokens. So a table belongs to an
+adapter as much as a token does: it is projected once for each adapter of a step, with that
+adapter's low-rank product, never with that of whichever token asks.
 
-Linear layers see vLLM's flat tokens, which vLLM wraps for adapters; attention and convolution see
-padded rows (`rows.py`). Modules are named as in transformers' DebertaV2ForTokenClassification, so
+Linear layers see vLLM's flat tokens, which vLLM wraps for adapters; attention sees padded rows
+(`rows.py`). Modules are named as in transformers' DebertaV2ForTokenClassification, so
 PEFT's names are the names here. Remove when vLLM has the model.
 """
 
@@ -37,7 +36,7 @@ from vllm.model_executor.models.utils import AutoWeightsLoader
 from .rows import PaddedRows, bounds, padded_rows
 
 BASE_SLOT = -1  # of a token without an adapter
-C2P, P2C = "c2p", "p2c"  # a token's content by the other's distance, and the reverse
+TERMS = 3  # of a score: content by content, content by the other's distance, and the reverse
 UNUSED = ("position_ids", "position_embeddings")  # old checkpoints hold them whatever they use
 
 
@@ -57,17 +56,17 @@ class RowBlock:
 @dataclass(frozen=True)
 class Step:
     """The sequences of a step, the adapter slots among them, and the table of distances
-    [positions, hidden size], the same for all layers; None without relative attention.
+    [positions, hidden size], the same for all layers.
     """
 
     blocks: Sequence[RowBlock]
     slots: Sequence[int]
-    table: Tensor | None
+    table: Tensor
 
 
-def linear(inputs: int, outputs: int, prefix: str, *, bias: bool = True) -> ReplicatedLinear:
+def linear(inputs: int, outputs: int, prefix: str) -> ReplicatedLinear:
     """A layer that takes adapters, whole on every device."""
-    return ReplicatedLinear(inputs, outputs, bias=bias, prefix=prefix, return_bias=False)
+    return ReplicatedLinear(inputs, outputs, prefix=prefix, return_bias=False)
 
 
 def projected(layer: nn.Module, table: Tensor, slots: Sequence[int]) -> Tensor:
@@ -85,19 +84,6 @@ def projected(layer: nn.Module, table: Tensor, slots: Sequence[int]) -> Tensor:
     return torch.stack(tables)
 
 
-def span_of(config: DebertaV2Config) -> int:
-    """How many distances the table tells apart in each direction."""
-    buckets = buckets_of(config)
-    if buckets > 0:
-        return buckets
-    return furthest_of(config)
-
-
-def buckets_of(config: DebertaV2Config) -> int:
-    """Into how many buckets distances fall in each direction; -1 where each is its own."""
-    return int(getattr(config, "position_buckets", -1))
-
-
 def furthest_of(config: DebertaV2Config) -> int:
     """The distance from which on all count as one."""
     if config.max_relative_positions < 1:
@@ -112,51 +98,31 @@ class SelfAttention(nn.Module):
         super().__init__()
         size = config.hidden_size
         self.heads = config.num_attention_heads
-        self.kinds = frozenset(config.pos_att_type or ()) & {C2P, P2C}
-        # By as many terms as the configuration names, whether there is a table or not.
-        self.scale = 1 / math.sqrt(size // self.heads * (1 + len(self.kinds)))
+        self.scale = 1 / math.sqrt(size // self.heads * TERMS)
         self.query_proj = linear(size, size, f"{prefix}.query_proj")
         self.key_proj = linear(size, size, f"{prefix}.key_proj")
         self.value_proj = linear(size, size, f"{prefix}.value_proj")
-        self.shared = getattr(config, "share_att_key", False)
-        has_own = config.relative_attention and not self.shared
-        if has_own and C2P in self.kinds:
-            self.pos_key_proj = linear(size, size, f"{prefix}.pos_key_proj")
-        if has_own and P2C in self.kinds:
-            self.pos_query_proj = linear(size, size, f"{prefix}.pos_query_proj")
 
     def forward(self, states: Tensor, step: Step) -> Tensor:
         """[tokens, hidden size] -> the same."""
         query, key = self.query_proj(states), self.key_proj(states)
         value = self.value_proj(states)
-        key_tables, query_tables = self._tables(step)
+        key_tables = self._by_head(projected(self.key_proj, step.table, step.slots))
+        query_tables = self._by_head(projected(self.query_proj, step.table, step.slots))
         mixed = torch.zeros_like(query)  # the tail's tokens stay as they are
         for block in step.blocks:
             rows = block.rows
             queries, keys = self._by_head(rows.of(query)), self._by_head(rows.of(key))
             scores = queries @ keys.mT
-            if key_tables is not None:
-                by_distance = queries @ key_tables[block.tables].mT
-                scores += by_distance.gather(-1, block.to_key.expand_as(scores))
-            if query_tables is not None:
-                by_distance = keys @ query_tables[block.tables].mT
-                scores += by_distance.gather(-1, block.to_query.expand_as(scores)).mT
+            by_distance = queries @ key_tables[block.tables].mT
+            scores += by_distance.gather(-1, block.to_key.expand_as(scores))
+            by_distance = keys @ query_tables[block.tables].mT
+            scores += by_distance.gather(-1, block.to_query.expand_as(scores)).mT
             scores *= self.scale
             scores.masked_fill_(~rows.is_token[:, None, None], -math.inf)
             heads = scores.softmax(-1) @ self._by_head(rows.of(value))
             rows.put(mixed, heads.transpose(1, 2).flatten(2))
         return mixed
-
-    def _tables(self, step: Step) -> tuple[Tensor | None, Tensor | None]:
-        """What queries and what keys are scored with, [slots, heads, positions, head size]."""
-        key_tables, query_tables = None, None
-        if step.table is not None and C2P in self.kinds:
-            layer = self.key_proj if self.shared else self.pos_key_proj
-            key_tables = self._by_head(projected(layer, step.table, step.slots))
-        if step.table is not None and P2C in self.kinds:
-            layer = self.query_proj if self.shared else self.pos_query_proj
-            query_tables = self._by_head(projected(layer, step.table, step.slots))
-        return key_tables, query_tables
 
     def _by_head(self, rows: Tensor) -> Tensor:
         """[rows, length, hidden size] -> [rows, heads, length, head size]."""
@@ -222,54 +188,16 @@ class DebertaLayer(nn.Module):
         return transformed
 
 
-class Convolution(nn.Module):
-    """What DeBERTa-v2-xlarge adds to its first layer: each token with its neighbours."""
+class Embeddings(nn.Module):
+    """Words and their norm."""
 
     def __init__(self, config: DebertaV2Config) -> None:
         super().__init__()
-        size, width = config.hidden_size, config.conv_kernel_size
-        groups = getattr(config, "conv_groups", 1)
-        self.conv = nn.Conv1d(size, size, width, padding=(width - 1) // 2, groups=groups)
-        self.LayerNorm = nn.LayerNorm(size, config.layer_norm_eps)
-        self.activation = ACT2FN[getattr(config, "conv_act", "tanh")]
-
-    def forward(self, embedded: Tensor, residual: Tensor, step: Step) -> Tensor:
-        """The embeddings and the first layer's states, [tokens, hidden size] -> the same."""
-        mixed = torch.zeros_like(embedded)
-        for block in step.blocks:
-            convolved = self.conv(block.rows.of(embedded).mT).mT
-            block.rows.put(mixed, self.activation(convolved))
-        normed: Tensor = self.LayerNorm(residual + mixed)
-        return normed
-
-
-class Embeddings(nn.Module):
-    """Words, and what a configuration adds to them."""
-
-    def __init__(self, config: DebertaV2Config, prefix: str) -> None:
-        super().__init__()
-        size = getattr(config, "embedding_size", config.hidden_size)
-        self.word_embeddings = nn.Embedding(config.vocab_size, size)
-        self.position_embeddings = None
-        if config.position_biased_input:
-            self.position_embeddings = nn.Embedding(config.max_position_embeddings, size)
-        self.token_type_embeddings = None
-        if config.type_vocab_size > 0:
-            self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size)
-        self.embed_proj = None
-        if size != config.hidden_size:
-            name = f"{prefix}.embed_proj"
-            self.embed_proj = linear(size, config.hidden_size, name, bias=False)
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
-    def forward(self, words: Tensor, positions: Tensor) -> Tensor:
-        """Words [tokens, embedding size], positions [tokens] -> [tokens, hidden size], type 0."""
-        if self.position_embeddings is not None:
-            words = words + self.position_embeddings(positions)
-        if self.token_type_embeddings is not None:
-            words = words + self.token_type_embeddings.weight[0]
-        if self.embed_proj is not None:
-            words = self.embed_proj(words)
+    def forward(self, words: Tensor) -> Tensor:
+        """[tokens, hidden size] -> the same."""
         normed: Tensor = self.LayerNorm(words)
         return normed
 
@@ -283,49 +211,33 @@ class Encoder(nn.Module):
         self.layer = nn.ModuleList()
         for index in range(config.num_hidden_layers):
             self.layer.append(DebertaLayer(config, f"{prefix}.layer.{index}"))
-        norms = getattr(config, "norm_rel_ebd", "none").lower().split("|")
-        self.LayerNorm = None
-        if config.relative_attention:
-            self.rel_embeddings = nn.Embedding(2 * span_of(config), config.hidden_size)
-        if "layer_norm" in [norm.strip() for norm in norms]:
-            self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
-        self.conv = None
-        if getattr(config, "conv_kernel_size", 0) > 0:
-            self.conv = Convolution(config)
+        self.rel_embeddings = nn.Embedding(2 * config.position_buckets, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
     def forward(self, embedded: Tensor, starts: Sequence[int]) -> Tensor:
         """[tokens, hidden size] and where sequences begin and the last ends -> states alike."""
         step = self._step(starts, embedded.device)
         states = embedded
-        for index, layer in enumerate(self.layer):
+        for layer in self.layer:
             states = layer(states, step)
-            if index == 0 and self.conv is not None:
-                states = self.conv(embedded, states, step)
         return states
 
     def _step(self, starts: Sequence[int], device: torch.device) -> Step:
         slot_of = self._slots(starts)
         slots = sorted(set(slot_of))
-        rows = padded_rows(starts, 2 * span_of(self.config), device)
+        rows = padded_rows(starts, 2 * self.config.position_buckets, device)
         blocks: list[RowBlock] = []
         for block in rows:
             tables = [slots.index(slot_of[sequence]) for sequence in block.sequences]
             to_key, to_query = self._places(block.tokens)
             blocks.append(RowBlock(block, torch.tensor(tables, device=device), to_key, to_query))
-        return Step(blocks, slots, self._table())
-
-    def _table(self) -> Tensor | None:
-        if not self.config.relative_attention:
-            return None
-        table = self.rel_embeddings.weight
-        return table if self.LayerNorm is None else self.LayerNorm(table)
+        return Step(blocks, slots, self.LayerNorm(self.rel_embeddings.weight))
 
     def _places(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Where each pair of tokens of a row stands in the table, by transformers' own rule."""
-        span = span_of(self.config)
+        span = self.config.position_buckets
         row = tokens.mT  # [longest, rows]: only its length is read
-        buckets, furthest = buckets_of(self.config), furthest_of(self.config)
-        distances = build_relative_position(row, row, buckets, furthest)[0]
+        distances = build_relative_position(row, row, span, furthest_of(self.config))[0]
         to_key = (distances + span).clamp(0, 2 * span - 1)
         return to_key, (span - distances).clamp(0, 2 * span - 1)
 
@@ -344,13 +256,13 @@ class Deberta(nn.Module):
     def __init__(self, config: DebertaV2Config, prefix: str, max_tokens: int) -> None:
         super().__init__()
         self.max_tokens = max_tokens
-        self.embeddings = Embeddings(config, f"{prefix}.embeddings")
+        self.embeddings = Embeddings(config)
         self.encoder = Encoder(config, f"{prefix}.encoder")
         # Never called: for its layer vLLM says where the sequences of a step begin.
         self.bounds = EncoderOnlyAttention(1, 64, 1.0, prefix=f"{prefix}.bounds")
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
-        """Token ids [tokens] -> their words [tokens, embedding size]."""
+        """Token ids [tokens] -> their words [tokens, hidden size]."""
         words: Tensor = self.embeddings.word_embeddings(input_ids)
         return words
 
@@ -362,7 +274,7 @@ class Deberta(nn.Module):
             assert input_ids is not None
             inputs_embeds = self.embed_input_ids(input_ids)
         starts = bounds(self.bounds.layer_name, len(positions), self.max_tokens)
-        states: Tensor = self.encoder(self.embeddings(inputs_embeds, positions), starts)
+        states: Tensor = self.encoder(self.embeddings(inputs_embeds), starts)
         return states
 
 
@@ -394,7 +306,7 @@ class DebertaForGuarding(nn.Module, SupportsLoRA):
         self.pooler = DispatchPooler({"token_embed": TokenPooler(AllPool())})
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
-        """Token ids [tokens] -> their words [tokens, embedding size]."""
+        """Token ids [tokens] -> their words [tokens, hidden size]."""
         return self.deberta.embed_input_ids(input_ids)
 
     def forward(
@@ -409,7 +321,7 @@ class DebertaForGuarding(nn.Module, SupportsLoRA):
         return states
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """A checkpoint of any of transformers' DeBERTa-v2 models; heads are left out."""
+        """A checkpoint of any of transformers' models of it; heads are left out."""
         renamed_weights: list[tuple[str, Tensor]] = []
         for name, weight in weights:
             if name.startswith(("embeddings.", "encoder.")):  # of a model without a head

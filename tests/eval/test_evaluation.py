@@ -4,17 +4,13 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from data.generator.tricks import TRICKS
 from eval import metrics
 from eval.answers import Answer
 from eval.bag_of_words import BagVariant
 from eval.evaluation import Evaluation, evaluate
 from eval.judge.answer import Judgement, JudgeRecord
-from eval.robustness import TrickFlips
 from tests.eval.conftest import WITH_HEAD, World, answers
 
-NOT_TRIED = TrickFlips(n=0, flips=0, right_before=0, right_after=0)
-NOTHING_TRIED = {method: dict.fromkeys(TRICKS, NOT_TRIED) for method in ("lora", "alora")}
 BAG = BagVariant(view="last turn", ngrams="words 1-2", c=1.0, validation_auroc=0.5)
 RIGHT: list[float | None] = [-2.0, 2.0] * 4  # of eight examples, labels 0 1 0 1 …
 
@@ -34,7 +30,6 @@ def measured(
         (BAG, judged),  # a bag of words that answers as the judge does
         methods,
         agreement={},
-        robustness=NOTHING_TRIED,
         provenance={"commit": "abc", "hardware": "a machine", "versions": {"python": "3"}},
     )
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,13 @@ from typing import Any
 import pytest
 from pytest import CaptureFixture, MonkeyPatch
 
-import eval.run
 from eval.judge.answer import JudgeRow
 from eval.judge.endpoint import AnswersSoFar, EndpointJudge
 from eval.report.report import Report
 from eval.run import main, run
-from guard.conversation.example import SPLITS, Example, Message, read_examples, write_examples
+from guard.conversation.example import SPLITS, Message, read_examples, write_examples
 from guard.errors import GuardError
 from guard.home import ROOT
-from guard.recipe import Recipe
 from serve.engine import ScoreRequest
 from tests.eval.conftest import WITH_HEAD, ToyEngine, World, guess_or_read, words_rows
 
@@ -30,13 +27,11 @@ def evaluate(
     world: World,
     selection: str = "all",
     engine: ToyEngine | None = None,
-    recipes: Sequence[Recipe] = (),
     **options: Any,
 ) -> Report:
-    """Without `recipes` on the world's."""
     engine = engine or ToyEngine(guess_or_read)
     options |= {"runs": world.runs, "rules": world.rules, "open_predictor": engine.open}
-    return run(selection, recipes or [world.recipe], **options)
+    return run(selection, world.recipe, **options)
 
 
 def report_json(world: World) -> dict[str, Any]:
@@ -89,8 +84,6 @@ def test_the_table_names_hardware_and_commit(reported: tuple[World, Report]) -> 
     assert f"commit {content['commit']}, {content['hardware']}; " in text
     assert "legal, medical: judged by base model toy, zero-shot through the served engine" in text
     assert "- legal, medical: bag of words of whole conversation, words 1-2, C = 0.1." in text
-    assert "## Verdict flips under perturbation" in text
-    assert "| instruction | LoRA | 52 | 0.0" in " ".join(text.split())
 
 
 def test_a_second_run_asks_nothing_unless_it_is_forced(world: World) -> None:
@@ -266,42 +259,6 @@ def test_a_recipe_may_have_several_methods_and_one_is_evaluated_alone(world: Wor
     assert list(content["rules"]["medical"]["methods"]) == ["judge", "bag_of_words", "head"]
 
 
-def test_several_bases_stand_side_by_side(world: World, monkeypatch: MonkeyPatch) -> None:
-    first = world.recipe
-    head = {"head": WITH_HEAD.methods["head"]}
-    second = first.model_copy(update={"name": "second", "methods": head})
-    world.add_rule("medical", examples=40)
-    world.add_rule("legal", examples=10)
-    evaluate(world)
-    alone = report_json(world)["rules"]["medical"]["methods"]
-    world.recipe = second
-    world.write_test("medical", read_examples(world.runs.data("medical") / "test.jsonl"))
-    fitted: list[str] = []
-    fit = eval.run.fit_bag_of_words
-
-    def counted(train: Sequence[Example], *more: Any) -> Any:
-        fitted.append(train[0].rule)
-        return fit(train, *more)
-
-    monkeypatch.setattr("eval.run.fit_bag_of_words", counted)
-    engine = ToyEngine(guess_or_read)
-    text = evaluate(world, "medical", engine, [first, second], force=True).as_markdown()
-    content = report_json(world)
-    assert fitted == ["medical"]  # once for both bases
-    assert (content["model"], list(content["rules"])) == ("toy, second", ["medical"])
-    methods = content["rules"]["medical"]["methods"]
-    baselines = ["toy/judge", "second/judge", "bag_of_words"]
-    assert list(methods) == [*baselines, "toy/lora", "toy/alora", "second/head"]
-    assert methods["toy/lora"] == alone["lora"]
-    assert "second head - toy aLoRA: +0.0 points" in text
-    with pytest.raises(GuardError, match=r"runs/second/legal: not trained"):
-        evaluate(world, "legal", engine, [first, second])
-    world.add_rule("tax", examples=10)  # on the second base alone
-    shutil.rmtree(world.runs.root / "second" / "medical")
-    with pytest.raises(GuardError, match=r"no rule is evaluated on all of toy, second.*alone"):
-        evaluate(world, recipes=[first, second])
-
-
 def test_the_command_refuses_nonsense(
     monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
@@ -309,6 +266,7 @@ def test_the_command_refuses_nonsense(
     for rule, model, named in (
         ("no_such_rule", "tiny", "no_such_rule"),
         ("medical_advice", "tiny,no_such_base", "no_such_base"),
+        ("medical_advice", "tiny,minilm", "evaluated on one base"),
     ):
         monkeypatch.setattr("sys.argv", ["eval.run", "--rule", rule, "--model", model])
         with pytest.raises(SystemExit) as ended:

@@ -22,8 +22,7 @@ def test_a_method_without_seeds_has_seed_0_alone_and_needs_no_adapter_config(wor
     assert trial.seeds == (1, 2)
     assert [it.name for it in trial.contestants][-1] == "medical/head/0"
     assert list(trial.by_seed("head")) == [0]
-    assert (trial.served("head").seed, trial.served("lora").seed) == (0, 1)
-    assert not (trial.served("head").folder / "adapter_config.json").exists()
+    assert not (trial.by_seed("head")[0].folder / "adapter_config.json").exists()
     world.add_adapter("medical", "head", 0, {}, data_hash="0" * 64)
     with pytest.raises(GuardError, match="data_hash"):
         world.trial()
@@ -43,10 +42,6 @@ def test_every_seed_with_all_methods_is_found_and_a_stale_one_left_out(world: Wo
     for asked in (1, 11):  # those that are asked for must exist and fit
         with pytest.raises(GuardError, match=rf"lora-seed{asked}.*make train.* SEEDS={asked}`"):
             world.trial(seeds=(0, asked))
-    of_others = trial.of_rows(trial.examples[:3], "other")  # the served weights alone
-    assert [it.name for it in of_others.contestants] == ["medical/lora/0", "medical/alora/0"]
-    assert (of_others.seeds, len(of_others.examples)) == ((0,), 3)
-    assert of_others.folder == trial.folder / "other"
 
 
 def test_what_is_not_trained_is_named_with_its_commands(world: World) -> None:

@@ -47,7 +47,7 @@ def check_head(job: Job) -> None:
 def _checked_config(recipe: Recipe) -> Any:
     """The base's configuration. Raises GuardError for a type or a window that is not served."""
     config = token_classifier_config(recipe)
-    recipe.check_model_type(config.model_type)
+    recipe.check_model_type(config)
     usable = _usable_positions(recipe, config)
     window = recipe.window_tokens
     if window is None or window > usable:

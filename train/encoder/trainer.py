@@ -9,17 +9,15 @@ Every `eval_steps` the mean of the weights of all steps so far is evaluated on a
 by the loss after Platt scaling: an adapter that is too sure may rank better. The weights with the
 lowest loss are kept, those of the start among them. Training ends after `early_stopping_patience`
 evaluations without a lower loss. With enough own rows beside generated rows the head is then fitted
-again (`trained.py`). Each evaluation but the first leaves a checkpoint, from which an interrupted
-run goes on. Knows nothing of thresholds and cards.
+again (`trained.py`). An interrupted run begins anew. Knows nothing of thresholds and cards.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -31,7 +29,6 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from guard.errors import GuardError
-from guard.files.atomic import atomic_write
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.prompt.windows import Window
 from guard.rule import Reads
@@ -47,16 +44,12 @@ from train.adapter.steps import AveragedWeights, EarlyStopping, StepBatches
 from train.adapter.trl import diverged
 from train.batch import BATCH_TOKENS, by_length
 from train.calibration.validation import calibrated_loss
-from train.encoder.bases import TrainingStart, training_start
+from train.encoder.bases import training_start
 from train.encoder.model import device, read, right_padded, span_means, span_words, token_logits
 from train.encoder.trained import TrainedEncoder, with_head_of_own_rows
 from train.examples import Row, Rows
 from train.head.fit import HeldOutWords
 from train.job import Job
-
-CHECKPOINT = "training.pt"
-FORMAT = 3  # raised whenever a checkpoint's content or its meaning changes
-SAME_START = 1e-3  # nats and word weights: states of other batches differ in their last bits
 
 
 def fit(work: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedEncoder | GuardError]:
@@ -69,7 +62,7 @@ def fit(work: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedEncoder | GuardErro
 
 
 class Training:
-    """One adapter and its head in training; an interrupted run goes on from its last evaluation."""
+    """One adapter and its head in training."""
 
     def __init__(self, job: Job, rows: Rows) -> None:
         job.open_scratch()
@@ -87,7 +80,7 @@ class Training:
         builder = cast(EncoderPromptBuilder, job.builder)
         self.objective = Objective(builder, job.reads, rows.train, start.held_out)
         self._words = start.words
-        self._start = _comparable(start)
+        self._first_logits = start.validation_logits
         adapted = get_peft_model(cast(PreTrainedModel, start.base), lora_config(job))
         self._model = cast(PeftModel, adapted.to(device()))
         self._weights = [weight for weight in self._model.parameters() if weight.requires_grad]
@@ -97,17 +90,13 @@ class Training:
         self._average = AveragedWeights(self._weights)
         self._step = 0
         self._losses: list[float] = []  # since the last evaluation
-        state = self._interrupted_run()
+        EarlyStopping.discard(job.scratch)  # an interrupted run's
         self._best = EarlyStopping(job.scratch, job.patience or self._steps, job.min_steps)
-        if state is not None:
-            self._resume(state)
 
     def run(self) -> TrainedEncoder:
         """Train to the end and return the best weights. Raises GuardError if the loss diverges."""
-        if self._step == 0:
-            self._evaluate(self._start["logits"].tolist())
-        bar = tqdm(total=self._steps, initial=self._step, desc="train", unit="step", leave=False)
-        with bar:
+        self._evaluate(self._first_logits)
+        with tqdm(total=self._steps, desc="train", unit="step", leave=False) as bar:
             while not self._is_over:
                 batch = self._batches.at(self._step)
                 self._update(self.objective.backward(self._model, batch))
@@ -115,7 +104,6 @@ class Training:
                 if self._is_evaluated:
                     with self._average.in_place():
                         self._evaluate()
-                    self._save()
         self._best.restore(self._weights)
         return TrainedEncoder(self._model, self._job, self._words, self._best.best_logits)
 
@@ -154,71 +142,6 @@ class Training:
             f"{self._job.name}: step {self._step} of {self._steps}, training loss {mean}, "
             f"validation loss {loss:.3f} when calibrated"
         )
-
-    def _save(self) -> None:
-        state = {
-            "step": self._step,
-            "weights": [weight.data for weight in self._weights],
-            "average": self._average.means,
-            "optimizer": self._optimizer.state_dict(),
-            "schedule": self._schedule.state_dict(),
-            "random": _generator().get_state(),
-            "start": self._start,
-        }
-        with atomic_write(self._checkpoint) as part:
-            torch.save(state, part)
-
-    def _interrupted_run(self) -> dict[str, Any] | None:
-        """The checkpoint of an interrupted run with the same start; any other run's is deleted.
-        Other code or another machine may fit another head, and the adapter is trained beside it.
-        """
-        if self._checkpoint.is_file():
-            state: dict[str, Any]
-            state = torch.load(self._checkpoint, weights_only=True, map_location="cpu")
-            if _is_same_start(state["start"], self._start):
-                return state
-            tqdm.write(f"{self._job.name}: starts again: the interrupted run had another start")
-        self._checkpoint.unlink(missing_ok=True)
-        EarlyStopping.discard(self._job.scratch)
-        return None
-
-    def _resume(self, state: Mapping[str, Any]) -> None:
-        for weight, saved in zip(self._weights, state["weights"], strict=True):
-            weight.data.copy_(saved)
-        self._average.restore(state["average"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._schedule.load_state_dict(state["schedule"])
-        _generator().set_state(state["random"])
-        self._step = state["step"]
-        tqdm.write(f"{self._job.name}: resumes at step {self._step} of {self._steps}")
-
-    @property
-    def _checkpoint(self) -> Path:
-        return self._job.scratch / CHECKPOINT
-
-
-def _comparable(start: TrainingStart) -> dict[str, Any]:
-    """What training starts from besides the base, as a checkpoint keeps it."""
-    words = {name: torch.from_numpy(array) for name, array in start.words.tensors().items()}
-    logits = torch.tensor(start.validation_logits, dtype=torch.float64)
-    is_on_gpu = device().type == "cuda"
-    return {"format": FORMAT, "is_on_gpu": is_on_gpu, "logits": logits, "words": words}
-
-
-def _is_same_start(saved: dict[str, Any], start: dict[str, Any]) -> bool:
-    try:
-        torch.testing.assert_close(saved, start, rtol=0, atol=SAME_START)
-    except AssertionError:
-        return False
-    # As floats, which that compares, keys of n-grams are alike.
-    return torch.equal(saved["words"]["ngrams"], start["words"]["ngrams"])
-
-
-def _generator() -> torch.Generator:
-    """What dropout draws from."""
-    if device().type == "cuda":
-        return torch.cuda.default_generators[torch.cuda.current_device()]
-    return torch.default_generator
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ def encoder_args(recipe: Recipe, overrides: Mapping[str, Any]) -> dict[str, Any]
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit)
-    recipe.check_model_type(config.model_type)
+    recipe.check_model_type(config)
     return _window_args(recipe, overrides, ENCODERS[config.model_type])
 
 

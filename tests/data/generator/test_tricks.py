@@ -10,7 +10,7 @@ import pytest
 
 from data.generator.generate import Counts, generate
 from data.generator.phrasebook import pool_of
-from data.generator.tricks import INSTRUCTIONS, MASTER_KEYS, TRAINED, TRICKS
+from data.generator.tricks import INSTRUCTIONS, MASTER_KEYS, TRICKS
 from guard.conversation.example import Example
 from tests.data.generator.corpora import corpus_of
 
@@ -70,5 +70,5 @@ def test_a_rule_about_commands_gets_no_notes_to_the_judge(
     rows_of: dict[str, list[Example]],
 ) -> None:
     used = {name: {row.meta["trick"] for row in rows} for name, rows in rows_of.items()}
-    assert used["refund_promise"] == {None, *TRAINED}
-    assert used["jailbreak_attempt"] == {None, *TRAINED} - {"instruction", "hidden_tags"}
+    assert used["refund_promise"] == {None, *TRICKS}
+    assert used["jailbreak_attempt"] == {None, *TRICKS} - {"instruction", "hidden_tags"}

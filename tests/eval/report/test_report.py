@@ -2,11 +2,8 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from eval.judge.answer import JudgeRecord
-from eval.report.report import Report, notes, side_by_side
-from guard.errors import GuardError
+from eval.report.report import Report, notes
 from tests.eval.conftest import World
 from tests.eval.test_evaluation import evaluated
 
@@ -27,7 +24,7 @@ def test_the_mean_over_rules_is_of_every_contender_and_difference(world: World) 
     assert not {"right", "groups"} & set(of_medical)
 
 
-def test_a_judge_behind_an_endpoint_stands_there_once_and_says_what_it_took(world: World) -> None:
+def test_a_judge_behind_an_endpoint_says_what_it_took(world: World) -> None:
     took = {"refused": 1, "cost_usd": 0.5, "without_usage": 2}
     judge = JudgeRecord(name="gpt-toy", endpoint="http://x", **took)
     toy = evaluated(world).model_copy(update={"judges": {"judge": judge}})
@@ -36,18 +33,3 @@ def test_a_judge_behind_an_endpoint_stands_there_once_and_says_what_it_took(worl
         "- medical: judged by gpt-toy at http://x; cost 0.5000 USD; tokens and cost unknown for 2 "
         "answers; 1 of 8 conversations refused by the endpoint, counted as wrong."
     )
-    other = {"model": "other", "seeds": (0,), "commit": "def", "versions": {"python": "4"}}
-    joint = side_by_side([toy, toy.model_copy(update=other)])
-    assert list(joint.judges) == ["judge"]
-    names = ["judge", "bag_of_words", "toy/lora", "toy/alora", "other/lora", "other/alora"]
-    assert list(joint.methods) == names and joint.trained == names[2:]
-    assert (joint.model, joint.seeds, joint.commit) == ("toy, other", (0, 1), "abc / def")
-    assert joint.versions == {"python": "3 / 4"}
-    assert side_by_side([toy]) is toy
-
-
-def test_other_examples_are_not_put_side_by_side(world: World) -> None:
-    toy = evaluated(world)
-    fewer = toy.model_copy(update={"model": "other", "groups": toy.groups[:4], "n_test": 4})
-    with pytest.raises(GuardError, match=r"medical on other: .*than toy.*4 examples, not 8.*MODEL"):
-        side_by_side([toy, fewer])

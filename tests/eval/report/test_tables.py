@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from pytest import MonkeyPatch
 
-from data.generator.tricks import TRICKS
 from eval.agreement import Agreement
 from eval.quality import METRICS, Metric
 from eval.report.report import Report
@@ -11,9 +10,7 @@ from eval.report.tables import (
     quality_table,
     strata_table,
     threshold_table,
-    trick_table,
 )
-from eval.robustness import TrickFlips
 from guard.conversation.example import REAL
 from guard.twins import TwinRate
 from tests.eval.conftest import World
@@ -74,20 +71,9 @@ def test_rows_of_one_s_own_beside_generated_ones_have_rates_of_their_own(world: 
         assert own[head.index(METRICS[name].label)] == f"{100 * share:.1f}"
 
 
-def test_what_a_trick_does_is_counted_over_all_rules_and_distance_from_peft_by_method(
-    world: World,
-) -> None:
-    plain = evaluated(world)
-    name = next(iter(TRICKS))
-    flips = TrickFlips(n=20, flips=3, right_before=18, right_after=16)
-    tricks = {method: dict(plain.robustness[method]) for method in ("lora", "alora")}
-    tricks["alora"][name] = flips
+def test_the_distance_from_peft_is_shown_by_method(world: World) -> None:
     measured = {"max_difference": 0.00031, "mean_difference": 0.00012, "tolerance": 0.001}
     agreement = Agreement(prompts=16, label_flips=2, beyond_tolerance=0, **measured)
-    changed = {"robustness": tricks, "agreement": {"alora": agreement}}
-    evaluation = plain.model_copy(update=changed)
-    _, *body = rows(trick_table(Report((evaluation, evaluation))))
-    assert body[0] == [name.replace("_", " "), "LoRA", "0", "-", "-", "-"]
-    assert body[1] == ["", "aLoRA", "40", "15.0", "90.0", "80.0"]
+    evaluation = evaluated(world).model_copy(update={"agreement": {"alora": agreement}})
     _, row = rows(agreement_table(Report((evaluation,))))
     assert row == ["medical", "aLoRA", "16", "0.00031", "0.00012", "2", "0.001", "0"]

@@ -14,8 +14,8 @@ import pytest
 from transformers import (
     BertConfig,
     CamembertConfig,
+    DebertaV2Config,
     DistilBertConfig,
-    ElectraConfig,
     PreTrainedConfig,
     RobertaConfig,
     XLMRobertaConfig,
@@ -79,7 +79,7 @@ def test_the_files_of_sentence_encoders_are_those_that_vllm_reads() -> None:
 
 
 @pytest.mark.parametrize("method", CHECKS)
-@pytest.mark.parametrize("kind", [CamembertConfig, ElectraConfig, DistilBertConfig])
+@pytest.mark.parametrize("kind", [CamembertConfig, DebertaV2Config, DistilBertConfig])
 def test_an_encoder_of_a_type_that_is_not_served_is_not_trained(
     make_encoder_job: MakeEncoderJob, tmp_path: Path, kind: type[PreTrainedConfig], method: str
 ) -> None:

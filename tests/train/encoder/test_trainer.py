@@ -1,12 +1,11 @@
 """An adapter with its head: the same seed gives the same bytes, the head begins as the regression,
-the best evaluation's weights are kept, and a killed run goes on to the same weights.
+the best evaluation's weights are kept, and a killed run begins anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -19,7 +18,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
-from guard.method import WORDS
 from guard.prompt.decoder import Prompt
 from guard.prompt.encoder import EncoderPromptBuilder
 from guard.weights.head import WordWeights
@@ -36,7 +34,7 @@ from train.calibration.validation import calibrated_loss, validation_loss
 from train.encoder.bases import training_start
 from train.encoder.model import reader_of, token_logits
 from train.encoder.trained import TrainedEncoder
-from train.encoder.trainer import CHECKPOINT, Objective, Training, fit, train_adapter_alone
+from train.encoder.trainer import Training, fit, train_adapter_alone
 from train.examples import Rows
 from train.head.fit import FOLDS, TrainedHead, fitted
 from train.job import Job
@@ -52,11 +50,6 @@ def trained(job: Job, rows: Rows | None = None) -> TrainedEncoder:
 
 def validation_logits(adapter: TrainedEncoder, rows: Rows) -> list[float]:
     return adapter.logits([row.prompt for row in rows.validation])
-
-
-def files(adapter: TrainedEncoder, folder: Path) -> list[bytes]:
-    adapter.save(folder)
-    return [(folder / name).read_bytes() for name in ("adapter_model.safetensors", WORDS)]
 
 
 def evaluated(written: CaptureResult[str]) -> list[str]:
@@ -142,10 +135,6 @@ def test_the_best_weights_are_kept_with_their_logits(
     if best:
         labels = [row.label for row in rows.validation]
         assert calibrated_loss(logits, labels) < calibrated_loss(before, labels)
-        kept = [weight for weight in adapter.model.parameters() if weight.requires_grad]
-        state = torch.load(job.scratch / CHECKPOINT)
-        torch.testing.assert_close([weight.data for weight in kept], state["average"])
-        assert not torch.equal(kept[0], state["weights"][0])
 
 
 def test_on_a_base_in_bfloat16_small_steps_change_the_head(
@@ -165,7 +154,7 @@ def test_on_a_base_in_bfloat16_small_steps_change_the_head(
     assert (classifier.detach()[1].numpy() != start / 2).mean() > 0.9
 
 
-def test_a_run_without_a_checkpoint_begins_anew(make_encoder_job: MakeEncoderJob) -> None:
+def test_a_killed_run_begins_anew(make_encoder_job: MakeEncoderJob) -> None:
     """A better loss at a step of that run, with weights of that run."""
     job = make_encoder_job(max_steps=10)
     rows = data(job)
@@ -174,78 +163,6 @@ def test_a_run_without_a_checkpoint_begins_anew(make_encoder_job: MakeEncoderJob
     left = EarlyStopping(job.scratch, 3)
     left.record(5, 1e-9, [torch.zeros(1)])
     np.testing.assert_array_equal(validation_logits(trained(job), rows), undisturbed)
-
-
-def test_a_killed_run_goes_on_from_its_last_evaluation_to_the_same_weights(
-    make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch, tmp_path: Path
-) -> None:
-    """In the middle of an epoch of 8 steps, dropout and all. It is killed between the two files of
-    step 20: the best weights are recorded, and the checkpoint is not written.
-    """
-
-    def of_dropout(runs: str, seed: int = 0) -> Job:
-        job = make_encoder_job(runs=runs, seed=seed, max_steps=20, learning_rate=3e-3)
-        return with_lora(job, lora_dropout=0.3)
-
-    expected = files(trained(of_dropout("whole")), tmp_path / "whole")
-    another = files(trained(of_dropout("another", seed=1)), tmp_path / "another")
-    assert another[0] != expected[0]
-    save, job = torch.save, of_dropout("killed")
-
-    def torn(state: dict[str, object], part: Path) -> None:
-        if state.get("step") == 20:
-            raise KeyboardInterrupt
-        save(state, part)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(torch, "save", torn)
-        trained(job)
-    assert EarlyStopping(job.scratch, 3)._losses.keys() == {0, 10, 20}
-    resumed = calls_of(monkeypatch, Objective, "backward")
-    adapter = trained(job)
-    assert len(resumed) == 10
-    assert files(adapter, tmp_path / "killed") == expected
-    logits = validation_logits(adapter, data(job))
-    np.testing.assert_allclose(adapter.validation_logits, logits, atol=1e-4)
-
-
-def test_a_run_that_stopped_after_its_patience_and_was_killed_takes_no_other_step(
-    make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
-) -> None:
-    job = make_encoder_job(learning_rate=10.0, max_steps=200, eval_steps=2)
-    job = with_settings(job, early_stopping_patience=2)
-    rows = data(job)
-    first = validation_logits(trained(job), rows)  # its scratch folder stays, as where it is killed
-    steps = [f"step {step} of 200" for step in (0, 2, 4)]
-    assert evaluated(capsys.readouterr()) == steps
-    monkeypatch.setattr(Objective, "backward", lambda *_: pytest.fail("another step"))
-    np.testing.assert_array_equal(validation_logits(trained(job), rows), first)
-
-
-def test_another_start_stops(make_encoder_job: MakeEncoderJob, capsys: CaptureFixture[str]) -> None:
-    """A checkpoint is gone on from if its start differs by no more than rounding, as where other
-    code, or another machine, fits the first head anew; or where states were read in other batches.
-    """
-    job = make_encoder_job(max_steps=4, eval_steps=4)
-    rows = data(job)
-    expected = validation_logits(trained(job), rows)
-    checkpoint = job.scratch / CHECKPOINT
-    for changed in ("words", "logits", "format", "rounding"):
-        state = torch.load(checkpoint)
-        start = state["start"]
-        if changed == "words":
-            start["words"] = {name: 2 * tensor for name, tensor in start["words"].items()}
-        elif changed == "format":
-            start["format"] -= 1
-        else:
-            start["logits"][0] += {"logits": 0.1, "rounding": 1e-5}[changed]
-        torch.save(state, checkpoint)
-        capsys.readouterr()
-        np.testing.assert_array_equal(validation_logits(trained(job), rows), expected)
-        starts_again = changed != "rounding"
-        written = capsys.readouterr()
-        assert ("starts again" in written.out + written.err) == starts_again
-        assert evaluated(written) == ["step 0 of 4", "step 4 of 4"] * starts_again
 
 
 def test_better_ranking_stays(make_encoder_job: MakeEncoderJob, monkeypatch: MonkeyPatch) -> None:
