@@ -6,6 +6,7 @@ A verdict is `confident` only on a conversation like those rows:
 every speaker who is in all of them;
 - no stretch of it has a larger share of unknown text, of no word in a training row, than 95 in 100
 validation rows have anywhere: another language, code, or what is encoded is not covered;
+- no turn is in a language that the rows do not have, as far as its letters tell;
 - an "allow" has a logit below those of the violating validation rows, where a turn is long of those
 with a long turn.
 """
@@ -25,6 +26,7 @@ from pydantic import Field, field_validator
 
 from guard.conversation.example import LONG_TURN, Message
 from guard.files.yaml_file import Strict
+from guard.language import Probabilities, language_of
 from guard.prompt.text import visible
 
 Numbers = npt.NDArray[np.intp]
@@ -36,6 +38,8 @@ STRETCH = 100  # characters without spaces, in which unknown ones are counted
 SHORTEST_STRETCH = 20  # a shorter turn counts as one of so many
 # As how many an unknown letter counts: a few signs of another script are a sentence.
 UNKNOWN_LETTER = 8
+# A turn is in an unseen language where the seen ones have less probability together.
+LEAST_SEEN = 0.05
 
 
 class ConversationForm:
@@ -67,6 +71,19 @@ class ConversationForm:
         np.cumsum(unknown, out=sums[1:])
         shares = (sums[tokens.ends] - sums[tokens.starts]) / tokens.stretch_characters
         return float(shares.max())
+
+    @cached_property
+    def languages(self) -> list[Probabilities]:
+        """Of each turn that is long enough to tell."""
+        told = (language_of(message.content) for message in self._messages)
+        return [probabilities for probabilities in told if probabilities is not None]
+
+    def is_unseen(self, languages: Sequence[str]) -> bool:
+        """Whether a turn is in none of these languages."""
+        for probabilities in self.languages:
+            if sum(probabilities.get(language, 0.0) for language in languages) < LEAST_SEEN:
+                return True
+        return False
 
     @cached_property
     def _tokens(self) -> _Tokens:
@@ -106,6 +123,7 @@ class Coverage(Strict):
     `longest_turns` are characters by speaker; `speakers` are in every row. `words` are the hashes
     of the training rows' words, a compressed bit field in base64, and `letters` those beyond ASCII.
     An "allow" is sure below `sure_logit`, with a long turn below `sure_logit_long`; None: never.
+    `languages` are those of the rows; None, as on cards of before or of short rows: all.
     """
 
     turns: int
@@ -117,6 +135,11 @@ class Coverage(Strict):
     letters: str
     sure_logit: float | None = Field(allow_inf_nan=False)
     sure_logit_long: float | None = Field(allow_inf_nan=False)
+    # Left out of the card where it is None, so that a card of before keeps its version.
+    languages: tuple[str, ...] | None = Field(default=None, exclude_if=lambda it: it is None)
+
+    def is_unseen_language(self, form: ConversationForm) -> bool:
+        return self.languages is not None and form.is_unseen(self.languages)
 
     def has(self, form: ConversationForm) -> bool:
         """Whether a conversation is like the validation rows; words, which take a while, last."""
@@ -126,6 +149,8 @@ class Coverage(Strict):
             return False
         lengths = form.longest_turns.items()
         if any(longest > self.longest_turns.get(speaker, -1) for speaker, longest in lengths):
+            return False
+        if self.is_unseen_language(form):
             return False
         return form.unknown_share(self._known_words, self._known_letters) <= self.unknown_share
 

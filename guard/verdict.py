@@ -19,7 +19,8 @@ class Verdict(NamedTuple):
 
     `logit` is log P(yes) - log P(no) at the verdict token, or a head's, in nats, uncalibrated.
     `p_violation` is calibrated. `confident`: the validation rows covered such a conversation, and
-    hardly any of them with such a logit was judged wrongly.
+    hardly any of them with such a logit was judged wrongly. `unseen_language`: those rows have no
+    such language, so it is not confident.
     """
 
     rule: str
@@ -27,6 +28,7 @@ class Verdict(NamedTuple):
     p_violation: float
     threshold: float
     confident: bool = True
+    unseen_language: bool = False
 
     @property
     def violates(self) -> bool:
@@ -83,7 +85,11 @@ class Calibration:
         """The decision; without a `form` not confident where the coverage is known."""
         p = self.p_violation(logit)
         confident = not self._is_uncertain(p) and self._is_covered(p, logit, form)
-        return Verdict(rule, logit, p, self.threshold, confident)
+        unseen = form is not None and self._is_unseen_language(form)
+        return Verdict(rule, logit, p, self.threshold, confident, unseen)
+
+    def _is_unseen_language(self, form: ConversationForm) -> bool:
+        return self.coverage is not None and self.coverage.is_unseen_language(form)
 
     def _is_covered(self, p: float, logit: float, form: ConversationForm | None) -> bool:
         if self.coverage is None or form is None:

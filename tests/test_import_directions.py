@@ -80,6 +80,7 @@ ONLY_THESE = {
         *("psutil", "tqdm"),
         *("scipy", "sklearn"),  # calibrate.py alone
         "gguf",  # gguf_file.py alone
+        "py3langid",  # language.py alone
     ),
     # vLLM, and what vLLM itself cannot run without.
     "serve/vllm_alora": ("vllm", "torch", "numpy", "safetensors", "transformers"),

@@ -288,23 +288,37 @@ class CheckService(ABC):
         self, request: Request, messages: Sequence[Message], question: Question
     ) -> SettledCheck:
         """What the versions say that are to judge the conversation now."""
-        caller, salt, rules = Caller.of(request), question.cache_salt, question.rule_set.rules
+        caller, rules = Caller.of(request), question.rule_set.rules
         rollouts: dict[str, Rollout] = {}  # of the rules of which not all is enforced
         for rule in rules:
             rollout = self.rollouts.get(rule)
             if rollout is not None and rollout.is_on_trial:
                 rollouts[rule] = self.without_taken_back(rollout)
         if not rollouts and self.keeper is None:
-            return SettledCheck(await self._answer(request, messages, rules, salt))
+            return SettledCheck(await self._answered(request, messages, rules, question))
         session = request.headers.get(SESSION_HEADER, "")
         tenant = caller.tenant.name if caller.tenant else ""
-        key = conversation_key(question.within or messages, salt, session, tenant)
+        conversation = question.within or messages
+        key = conversation_key(conversation, question.cache_salt, session, tenant)
         is_answer = question.purpose == "answer"
         asked = Assignment(rollouts, rules, key, is_answer=is_answer)
         check = Check((), {}, 0, 0, 0.0)
         if names := asked.names:
-            check = await self._answer(request, messages, names, salt)
+            check = await self._answered(request, messages, names, question)
         return asked.settled(check)
+
+    async def _answered(
+        self,
+        request: Request,
+        messages: Sequence[Message],
+        names: Sequence[str],
+        question: Question,
+    ) -> Check:
+        """The verdicts that the rule set takes. Raises as `check`."""
+        check = await self._answer(request, messages, names, question.cache_salt)
+        if question.rule_set.unseen_language == "unjudged":
+            check = check.without_unseen_languages()
+        return check
 
     async def tried(
         self, request: Request, messages: Sequence[Message], names: Sequence[str]

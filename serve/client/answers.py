@@ -34,13 +34,16 @@ class NotAllowed(Exception):
 
 @dataclass(frozen=True)
 class RuleAnswer:
-    """One rule's verdict; a violation is `p_violation` >= `threshold`."""
+    """One rule's verdict; a violation is `p_violation` >= `threshold`. `code` is "unseen_language"
+    where it is not `confident` for that, else empty.
+    """
 
     rule: str
     violates: bool
     p_violation: float
     threshold: float
     confident: bool
+    code: str = ""
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ class CheckAnswer:
                     p_violation=entry["p_violation"],
                     threshold=entry["threshold"],
                     confident=entry["confident"],
+                    code=entry.get("code", ""),
                 )
             return cls(
                 verdict=body["verdict"],

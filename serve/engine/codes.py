@@ -14,6 +14,7 @@ Code = Literal[
     "caller_gone",
     "too_long",
     "unread_content",
+    "unseen_language",
     "nothing_said",
     "unknown_conversation",
     "metadata_missing",

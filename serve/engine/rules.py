@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from guard.errors import GuardError, did_you_mean
+from guard.language import identifier
 from guard.weights.card import Card
 from serve.engine.adapter import Requirements, ServableAdapter
 from serve.engine.backend import Backend, Loaded
@@ -118,6 +119,9 @@ class ServedRules:
             if servable.head is not None:
                 check_size(servable.head, self._backend.state_size)
             self._loaded[servable.name] = self._load(servable)
+        covered = servable.card.coverage
+        if covered is not None and covered.languages is not None:
+            identifier()  # is loaded now, so that no check waits for it
         self._served[servable.name] = servable
 
     def replace(self, name: str, candidate: str) -> Loaded | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal, NamedTuple
 
 from guard.conversation.example import Message
@@ -88,6 +88,16 @@ class Check:
     versions: Mapping[str, str] = field(default_factory=dict)
     latencies_ms: Mapping[str, float] = field(default_factory=dict)
     undecided: tuple[str, ...] = ()
+
+    def without_unseen_languages(self) -> Check:
+        """The check in which a rule has no verdict on a language that it has not seen."""
+        why = "it is in a language that the rule's validation rows do not have"
+        refused = dict(self.refused)
+        for verdict in self.verdicts:
+            if verdict.unseen_language:
+                refused[verdict.rule] = Refusal("conversation", why, "unseen_language")
+        judged = tuple(verdict for verdict in self.verdicts if not verdict.unseen_language)
+        return replace(self, verdicts=judged, refused=refused)
 
     @property
     def outcome(self) -> Literal["allow", "violation", "unjudged"]:

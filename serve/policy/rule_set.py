@@ -3,6 +3,7 @@
     rule_sets:
       support:
         rules: [medical_advice, pii_leak, refund_promise, angry_customer]
+        unseen_language: unjudged      # optional; by default its verdicts are not confident
         violated_if:                   # optional; by default, if any of the rules is violated
           any_of:
             - medical_advice
@@ -18,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -27,6 +28,8 @@ from guard.files.yaml_file import Strict, load
 from serve.policy.logic import MAX_METADATA, Decision, Expression, Facts, any_rule, parse
 from serve.policy.ruling import Ruling
 
+# What a rule says of a language that its validation rows do not have.
+UnseenLanguage = Literal["not_confident", "unjudged"]
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,63}$")]
 
 
@@ -40,6 +43,7 @@ class RuleSet:
     rules: tuple[str, ...]
     violated_if: Expression
     name: str | None = None
+    unseen_language: UnseenLanguage = "not_confident"
 
     @classmethod
     def any_of(cls, rules: Iterable[str]) -> RuleSet:
@@ -58,6 +62,7 @@ class RuleSetEntry(Strict):
     description: str = ""
     rules: Annotated[list[str], Field(min_length=1)]
     violated_if: Any = None
+    unseen_language: UnseenLanguage = "not_confident"
 
 
 class RuleSetFile(Strict):
@@ -95,7 +100,7 @@ def _check_rules(rules: list[str], served: Collection[str], where: str) -> None:
 def _rule_set(name: str, entry: RuleSetEntry, where: str) -> RuleSet:
     """The entry as a rule set; its `rules` and its logic must name the same rules."""
     if entry.violated_if is None:
-        return RuleSet(tuple(entry.rules), any_rule(entry.rules), name)
+        return RuleSet(tuple(entry.rules), any_rule(entry.rules), name, entry.unseen_language)
     where = f"{where}.violated_if"
     violated_if = parse(entry.violated_if, where)
     for rule in sorted(violated_if.rules - set(entry.rules)):
@@ -111,4 +116,4 @@ def _rule_set(name: str, entry: RuleSetEntry, where: str) -> RuleSet:
     if len(keys) > MAX_METADATA:
         problem = f"conditions on more than the {MAX_METADATA} keys that a request can state"
         raise GuardError(problem, where=where, got=len(keys), remedy="Split the set")
-    return RuleSet(tuple(entry.rules), violated_if, name)
+    return RuleSet(tuple(entry.rules), violated_if, name, entry.unseen_language)

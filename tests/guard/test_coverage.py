@@ -100,6 +100,28 @@ def test_what_is_foreign_or_unknown_is_counted_in_its_strangest_stretch() -> Non
     assert share("xylophonic") == 10 / SHORTEST_STRETCH
 
 
+def test_a_turn_in_a_language_that_the_rows_lack_is_not_covered_though_its_words_are() -> None:
+    german = "Nehmen Sie alle vier Stunden Ibuprofen gegen Ihre Kopfschmerzen. "
+    seen = Calibration(coverage=coverage(words=field(ENGLISH + german), languages=("de", "en")))
+    unseen = Calibration(coverage=coverage(words=field(ENGLISH + german), languages=("en",)))
+    anything = Calibration(coverage=coverage(words=field(ENGLISH + german)))
+    for logit in (-9.0, 9.0):
+        for contents in ((german,), (ENGLISH, german, ENGLISH)):
+            verdict = unseen.verdict("rule", logit, form(*contents))
+            assert (verdict.confident, verdict.unseen_language) == (False, True)
+            for calibration in (seen, anything):
+                verdict = calibration.verdict("rule", logit, form(*contents))
+                assert (verdict.confident, verdict.unseen_language) == (True, False)
+        for contents in ((ENGLISH,), ("Kopfschmerzen",), ()):  # too short to tell, or nothing
+            assert not unseen.verdict("rule", logit, form(*contents)).unseen_language
+
+
+def test_languages_stand_on_a_card_only_where_they_are_known() -> None:
+    assert "languages" not in coverage().model_dump(mode="json")
+    english = coverage(languages=("en",))
+    assert Coverage.model_validate_json(english.model_dump_json()) == english
+
+
 def test_an_allow_is_sure_below_the_logit_of_its_length_if_there_is_one() -> None:
     calibration = Calibration(coverage=coverage())
     short, long = form(ENGLISH), form(ENGLISH * 20)

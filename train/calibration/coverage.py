@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -25,13 +25,13 @@ from guard.prompt.decoder import Prompt
 from guard.rule import Rule
 from train.job import Job
 
-USUAL_SHARE = 0.95  # of the validation rows have no more unknown text than is covered
+USUAL_SHARE = 0.95  # of the validation rows have no more unknown text, and languages, than covered
 MOST_UNKNOWN = 0.6  # of a stretch, whatever the rows have
 MOST_WORDS = 2**14  # that are known: the commonest, so that the field of their hashes stays sparse
 MISSED_SHARE, CERTAINTY = 0.01, 0.95  # of violating rows below the logit of a sure "allow"
 FEWEST_VIOLATING = 5  # rows from which that logit is computed
 LONG_ROWS = 60  # violating validation rows that are written with a long turn
-REACHING = 10  # rows reach the length that is covered
+REACHING = 10  # rows reach the length that is covered, and tell which languages are
 
 
 def covered_by(
@@ -107,6 +107,7 @@ def coverage(
         letters="".join(sorted(letters)),
         sure_logit=sure_logit(violating[False]),
         sure_logit_long=sure_logit(violating[True]),
+        languages=_languages([form for form in forms if form.languages]),
     )
 
 
@@ -137,6 +138,25 @@ def _known(training: Sequence[Example]) -> tuple[list[str], frozenset[str]]:
         letters.update(sign for sign in token if sign.isalpha() and not sign.isascii())
     words = [token for token, _ in rows_with.most_common() if is_word(token)]
     return words[:MOST_WORDS], frozenset(letters)
+
+
+def _languages(telling: Sequence[ConversationForm]) -> tuple[str, ...] | None:
+    """The likeliest languages of rows that tell theirs, as few as cover USUAL_SHARE of the rows: so
+    a row whose language is mistaken adds none. None where fewer than REACHING rows tell.
+    """
+    if len(telling) < REACHING:
+        return None
+    weights: defaultdict[str, float] = defaultdict(float)
+    for form in telling:
+        for probabilities in form.languages:
+            for language, probability in probabilities.items():
+                weights[language] += probability / len(form.languages)
+    languages: list[str] = []
+    for language in sorted(weights, key=weights.__getitem__, reverse=True):
+        languages.append(language)
+        if sum(not form.is_unseen(languages) for form in telling) >= USUAL_SHARE * len(telling):
+            return tuple(sorted(languages))
+    return None
 
 
 def _longest_turns(

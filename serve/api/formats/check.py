@@ -136,7 +136,7 @@ class RuleResult(BaseModel):
     """One rule's verdict; a violation is `p_violation` >= `threshold`.
 
     It is not `confident` where the probability is too near to the threshold, or the rule's
-    validation rows were not like the conversation.
+    validation rows were not like the conversation. `code` says so where they lack its language.
     """
 
     rule: str
@@ -144,6 +144,7 @@ class RuleResult(BaseModel):
     p_violation: float
     threshold: float
     confident: bool
+    code: Code | None = None
 
     @classmethod
     def of(cls, verdict: Verdict) -> RuleResult:
@@ -153,6 +154,7 @@ class RuleResult(BaseModel):
             p_violation=verdict.p_violation,
             threshold=verdict.threshold,
             confident=verdict.confident,
+            code="unseen_language" if verdict.unseen_language else None,
         )
 
 

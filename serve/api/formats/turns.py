@@ -27,8 +27,7 @@ from serve.api.input.limits import MAX_TURNS
 from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService, DecidedCheck, Question, rulings_of
 from serve.api.wire_format import WireFormat
-from serve.policy.logic import Decision
-from serve.policy.rule_set import RuleSet
+from serve.policy.logic import Decision, any_rule
 from serve.policy.ruling import Ruling, any_of
 
 router = APIRouter(route_class=StrictRoute)
@@ -131,7 +130,9 @@ async def _at_ends(
     that were violated before; of each up to the first that fails, and an error.
     """
     service, conversation = CheckService.of(request), body.conversation
-    rules = replace(RuleSet.any_of(violated_before), name=question.rule_set.name)
+    rules = replace(
+        question.rule_set, rules=tuple(violated_before), violated_if=any_rule(violated_before)
+    )
     of_new = replace(question, rule_set=rules, purpose="since")
     whole: list[DecidedCheck] = []
     alone: list[DecidedCheck] = []

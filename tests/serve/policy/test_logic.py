@@ -202,6 +202,7 @@ def one(rules: str, logic: str = "") -> str:
     [
         ("rule_sets: {A: {rules: [pii_leak]}}", r"rule_sets\.A"),
         (one(""), r"'rule_sets\.a\.rules'.*at least 1"),
+        ("rule_sets: {a: {rules: [pii_leak], unseen_language: allow}}", "unseen_language"),
         ("rule_sets: {a: {rules: [pii_leak], if: x}}", r"unknown key 'rule_sets\.a\.if'"),
         (one("pi_leak"), r"a\.rules: the rule is not served \(got pi_leak\)\. Did you mean 'pii"),
         (one("pii_leak, pii_leak"), r"rules: named twice \(got pii_leak\)"),

@@ -144,6 +144,21 @@ def test_tricks_make_no_unknown_text_usual() -> None:
     assert covered.unknown_share == MOST_UNKNOWN
 
 
+def test_languages_are_those_of_the_rows_but_for_a_few_rows_and_for_short_ones() -> None:
+    german = "Fragen Sie wegen der Schmerzen im Kopf heute noch Ihren Arzt"
+    short = "Frag den Arzt"
+    cases: list[tuple[str, int, tuple[str, ...] | None]] = [(german, 1, ("en",))]
+    cases += [(german, 20, ("de", "en")), (german, 40, ("de",))]
+    cases += [(short, 30, ("en",)), (short, 31, None)]
+    for text, count, languages in cases:
+        validation = rows(40)
+        for number in range(count):
+            said = (Message("assistant", text),)
+            validation[number] = replace(validation[number], messages=said)
+        covered = coverage(rows(50, "train"), validation, [1.0] * 40, [], [])
+        assert covered.languages == languages
+
+
 def test_where_an_allow_is_sure_rows_in_phrasings_of_training_say_nothing() -> None:
     """They are judged better than what comes."""
     seen = [replace(row, meta={"stratum": "seen"}) for row in rows(40)]
