@@ -22,7 +22,7 @@ DATA ?=##   your rows (.jsonl, .csv, hub:ORG/NAME), generator, generator+FILE (a
 METHOD ?=##   one method of the recipe: lora, alora or head; by default all, for make up the recipe's aLoRA, else the first that it lists
 SEEDS ?=##   0,1,2 trains three of every seeded method; by default 0, the served one (make curve: 0,1,2), and evaluates all that are there
 QUICK ?=##   1: the coarse grid of make serve and of the benchmarks; for make test: no engine starts, 2 minutes
-FORCE ?=##   1: do a stage again although nothing changed; make publish: although it flags more twins than max_fpr_twins
+FORCE ?=##   1: do a stage again although nothing changed; make publish: although it is worse than the reader or flags too many twins
 NAME ?=##   for make rule: the new rule's name; for make bench: which benchmark
 POLICY ?=##   for make rule: what is forbidden, in a sentence
 FILES ?=##   for make scan, replay and verify: files, folders, patterns (.jsonl, .jsonl.gz, .parquet), separated by blanks
@@ -43,7 +43,7 @@ EXAMPLES ?=##   for DATA=llm: how many rows, by default 1000
 JUDGED ?=##   for make rule: whose words can violate it, by default assistant
 SPLITS ?=##   for your own data: keep its splits, clean leaks out of them, or new
 WIDE ?=##   1: make serve to 500 rules and 32,000 tokens, with 1,000 adapters resident, in an hour
-ROWS ?=##   for make curve: numbers of labelled rows, by default 50,100,300,1000,all; beside generated ones 0,20,50,100
+ROWS ?=##   for make curve: numbers of labelled rows, by default 50,100,300,1000,all; beside generated ones 0,20,50,100; 0 of a file alone: the reader
 A ?=##   for make replay: a folder of weights, runs/MODEL/RULE/METHOD; make rules names those of older versions
 B ?=##   for make replay: the other one
 OUT ?=##   for make scan and replay: the folder for the verdicts, by default runs/scan or runs/replay

@@ -3,7 +3,7 @@
 A file's rows are assigned to test rows and a pool; each point draws its rows from the pool and is
 tested on the same test rows. Of `generator+FILE` every point also has the offline generator's rows
 of training and validation; with 0 rows drawn nothing real is trained, calibrated or chosen on.
-Knows nothing of models.
+Of a FILE alone 0 rows leave the test rows, which a base's reader answers. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def _sizes(request: StudyRequest, available: int) -> list[int]:
     """The numbers of rows to draw, ascending, none above `available`. Raises GuardError."""
     smallest = 4 * FEWEST_ROWS
     for size in request.sizes:
-        if size < smallest and not (size == 0 and is_mixed(request.data)):
-            remedy = f"Name numbers of rows from {smallest}, for {GENERATOR_AND}FILE also 0"
+        if 0 < size < smallest:
+            remedy = f"Name 0 or numbers of rows from {smallest}"
             raise GuardError("too few rows to draw", got=size, remedy=remedy)
     return sorted({min(size, available) for size in request.sizes})
 

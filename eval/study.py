@@ -44,6 +44,7 @@ from guard.study import (
     short_name,
     study_folder,
 )
+from guard.weights.predictions import DAY_ZERO, read_predictions
 
 Logits = dict[tuple[int, str], NDArray[np.float64]]  # by rows and method: [seeds, test rows]
 
@@ -82,12 +83,16 @@ class StudyReport(Strict):
 
     @property
     def methods(self) -> list[str]:
-        return list(dict.fromkeys(it.method for it in self.figures if it.minus is None))
+        largest = self.study.sizes[-1]
+        return [it.method for it in self.figures if it.minus is None and it.rows == largest]
 
     def figure(self, rows: int, method: str, minus: str | None = None) -> StudyFigure:
         """The figure at one place of the table. Raises KeyError for one that is not measured."""
-        by_place = {(it.rows, it.method, it.minus): it for it in self.figures}
-        return by_place[rows, method, minus]
+        return self._by_place[rows, method, minus]
+
+    @property
+    def _by_place(self) -> dict[tuple[int, str, str | None], StudyFigure]:
+        return {(it.rows, it.method, it.minus): it for it in self.figures}
 
     def as_markdown(self) -> str:
         """Methods, and the differences of every two of them, against numbers of rows."""
@@ -101,8 +106,8 @@ class StudyReport(Strict):
             name = label_of(method)
             if minus is not None:
                 name += f" minus {label_of(minus)}"
-            figures = [self.figure(size, method, minus) for size in self.study.sizes]
-            rows.append([name, *map(str, figures)])
+            places = [(size, method, minus) for size in self.study.sizes]
+            rows.append([name, *(str(self._by_place.get(place, "-")) for place in places)])
         table = markdown_table([label, *(f"{size:,}" for size in self.study.sizes)], rows)
         bold = "Bold: the interval of the paired difference excludes 0."
         seeds = len(self.study.of_size(self.study.sizes[0]))
@@ -142,7 +147,8 @@ def report_study(
 def _figures(rows: RankedRows, logits: Logits) -> Iterator[StudyFigure]:
     """By number of rows, every method's AUROC and every two methods' difference."""
     for size in tqdm(dict.fromkeys(size for size, _ in logits), "intervals", leave=False):
-        methods = [method for rows_drawn, method in logits if rows_drawn == size]
+        of_size = [method for rows_drawn, method in logits if rows_drawn == size]
+        methods = [method for method in of_size if len(logits[size, method])]
         for number, method in enumerate(methods):
             figure = partial(StudyFigure, rows=size, method=method)
             yield figure(**vars(auroc_estimate(rows, logits[size, method])))
@@ -160,26 +166,32 @@ def study_logits(folder: Path, study: Study, recipes: Sequence[Recipe], rule: Ru
     tests = shared_test_rows(folder, study)
     by_point: dict[tuple[StudyPoint, str], list[float]] = {}
     contenders = [BAG_OF_WORDS]
+    trained = [point for point in study.points if not study.is_day_zero(point)]
     for recipe in recipes:
         names = {method: method for method in recipe.methods}
         if len(recipes) > 1:
             names = {method: on_base(recipe.name, method) for method in recipe.methods}
         contenders += names.values()
         revision = recipe.base_revision
-        for point in study.points:
+        for point in trained:
             runs = point_runs(folder, point)
             data_hash = fingerprint(*split_files(runs.data(rule.id)))
             required = TrialRequirements(runs, recipe, rule.balanced, revision, data_hash, tests)
             for method, name in names.items():
                 by_point[point, name] = _kept_logits(required, point, method)
-    for point in tqdm(study.points, desc="bag of words", unit="point", leave=False):
+                zero = StudyPoint(rows=0, seed=point.seed)
+                if recipe.settings(method).start and study.is_day_zero(zero):
+                    split = f"{DAY_ZERO}test"
+                    by_point[zero, name] = _kept_logits(required, point, method, split)
+    for point in tqdm(trained, desc="bag of words", unit="point", leave=False):
         splits = read_splits(point_runs(folder, point).data(rule.id))
         words = fit_bag_of_words(splits["train"], splits["validation"], rule.balanced)
         by_point[point, BAG_OF_WORDS] = words.logits(tests)
     logits: Logits = {}
     for rows in study.sizes:
         for name in contenders:
-            seed_logits = [by_point[point, name] for point in study.of_size(rows)]
+            keys = [(point, name) for point in study.of_size(rows)]
+            seed_logits = [by_point[key] for key in keys if key in by_point]
             logits[rows, name] = np.array(seed_logits, dtype=np.float64)
     return logits
 
@@ -193,14 +205,16 @@ def shared_test_rows(folder: Path, study: Study) -> list[Example]:
     return read_examples(files[0])
 
 
-def _kept_logits(required: TrialRequirements, point: StudyPoint, method: str) -> list[float]:
+def _kept_logits(
+    required: TrialRequirements, point: StudyPoint, method: str, split: str = "test"
+) -> list[float]:
     seed = point.seed if METHODS[method].is_seeded else 0
     try:
-        weights = required.contestant(method, seed)
+        logits = read_predictions(required.contestant(method, seed).folder, split, "")
     except GuardError as error:
         remedy = "Run the study's command again: it trains what is missing"
         raise GuardError(error.problem, where=error.where, got=error.got, remedy=remedy) from error
-    return [weights.reference_logits[row.id] for row in required.examples]
+    return [logits[row.id] for row in required.examples]
 
 
 @exits_cleanly

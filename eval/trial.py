@@ -225,7 +225,7 @@ class TrialRequirements:
 
     def _differences(self, card: Card, method: str, seed: int) -> Iterator[tuple[str, str, str]]:
         expected: dict[str, Any] = {
-            "rule_hash": text_hash(self.rule.text(self.recipe.rule_turn)),
+            "rule_hash": text_hash(self.rule.text(self.recipe.rule_turn_of(method))),
             "prompt_hash": self.prompt_hash,
             "reads": self.recipe.reads(self.rule),
             "base": self.recipe.base,

@@ -11,11 +11,12 @@ from pydantic import Field, field_validator, model_validator
 from guard.base_files import downloaded_base, folder_digest, folder_or_hub_id, hub_commit
 from guard.errors import GuardError, choose_from
 from guard.files.yaml_file import Strict, load_named
-from guard.home import HOME
+from guard.home import HOME, own_or_shipped
 from guard.machine.device import Device, installed_device, multiplies_bfloat16
 from guard.made_base import GGUF, first_layers, gguf_file, made_from_gguf
 from guard.method import METHODS, ActsFrom
 from guard.rule import Reads, Rule, RuleTurn
+from guard.weights.card import read_card
 
 MODELS = HOME / "recipes" / "models"
 
@@ -70,9 +71,11 @@ KINDS: dict[Kind, BaseKind] = {
 class MethodSettings(Strict):
     """A method's settings, passed straight through: `lora` to PEFT's LoraConfig, `trainer` to TRL's
     SFTConfig, `head` to what fits a head. An aLoRA with `head`, and be it empty, begins as the
-    frozen base's head and answers by it. The training stage refuses what the method does not read.
+    frozen base's head and answers by it; with `start: reader` it begins as the recipe's reader. The
+    training stage refuses what the method does not read.
     """
 
+    start: Literal["reader"] | None = None
     lora: dict[str, Any] = Field(default_factory=dict)
     trainer: dict[str, Any] = Field(default_factory=dict)
     head: dict[str, Any] | None = None
@@ -118,6 +121,7 @@ class Recipe(Strict):
     context_tokens: int = Field(ge=128)
     window_tokens: int | None = Field(default=None, ge=16)  # of an encoder
     rule_turn: RuleTurn = "title"
+    reader: str | None = None  # the folder of the aLoRA that judges rules without weights
     answer_prefix: str = ""
     trainer: dict[str, Any] = Field(default_factory=dict)
     methods: dict[str, MethodSettings] = Field(min_length=1)  # in the order of tables
@@ -167,16 +171,25 @@ class Recipe(Strict):
         for name in self.methods:
             if METHODS[name].acts_from not in kind.acts_from:
                 raise ValueError(f"no method of `kind: {self.kind}`: {name}")
+            self._check_start(name)
         if self.rule_turn not in kind.rule_turns:
             turns = " or ".join(kind.rule_turns)
             raise ValueError(f"`kind: {self.kind}` needs `rule_turn: {turns}`")
         if kind.is_encoder and (self.answer_prefix or self.quantization):
             raise ValueError("an encoder needs no answer_prefix and no quantization")
+        if kind.is_encoder and self.reader is not None:
+            raise ValueError("an encoder reads no rule: leave out reader")
         if kind.is_encoder and self.layers is not None:
             raise ValueError("`layers` is for decoders: an encoder reads from its last layer")
         if kind.is_encoder and self.serving_memory != ServingMemory():
             raise ValueError("an encoder keeps no keys and values: leave out serving_memory")
         return self
+
+    def _check_start(self, method: str) -> None:
+        settings = self.methods[method]
+        may_start = self.reader and method == "alora" and settings.head is not None
+        if settings.start and not may_start:
+            raise ValueError(f"{method}: only an aLoRA with `head` starts as the `reader`")
 
     def only(self, method: str) -> Recipe:
         return self.model_copy(update={"methods": {method: self.settings(method)}})
@@ -190,6 +203,11 @@ class Recipe(Strict):
 
     def trainer_settings(self, method: str) -> dict[str, Any]:
         return self.trainer | self.settings(method).trainer
+
+    def rule_turn_of(self, method: str) -> RuleTurn:
+        """What the prompt of a method says of the rule; what starts as the reader reads as it."""
+        settings = self.methods.get(method, MethodSettings())
+        return settings.start or self.rule_turn
 
     @property
     def serving_dtype(self) -> Dtype:
@@ -252,12 +270,16 @@ class Recipe(Strict):
         if not METHODS[method].is_adapter:
             return {"dtype": self.dtype, "head": settings.head or {}}
         stated = {"early_stopping_patience", "min_steps", "head"}
+        started = {}
+        if settings.start and self.reader_folder:
+            started = {"start": read_card(self.reader_folder).version}
         return {
             "dtype": self.dtype,
             "quantization": self.quantization,
             "lora": settings.lora,
             "trainer": self.trainer_settings(method),
             **settings.model_dump(include=stated, exclude_none=True),
+            **started,
         }
 
     @property
@@ -278,6 +300,17 @@ class Recipe(Strict):
         if self.base.startswith(GGUF):
             return str(gguf_file(self.base, self.revision, MODELS.parent.parent, self._where))
         return folder_or_hub_id(self.base, MODELS.parent.parent, self._where)
+
+    @property
+    def reader_folder(self) -> Path | None:
+        """Where the reader is. Raises GuardError for a reader that is not there."""
+        if self.reader is None:
+            return None
+        folder = own_or_shipped(MODELS / self.reader)
+        if not folder.is_dir():
+            remedy = "Put its files there, or take the key out"
+            raise GuardError("no reader", where=f"{self._where}: {folder}", remedy=remedy)
+        return folder
 
     @property
     def commit(self) -> str | None:

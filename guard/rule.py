@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -22,7 +23,8 @@ MANIFEST_KEY = "labelling"  # of a data set's manifest: what its labels follow f
 EDIT = "EDIT:"  # marks what has to be filled in in a new rule's file
 Judged = Literal["user", "assistant", "tool", "conversation"]
 LONGEST_TITLE = 160  # characters
-RuleTurn = Literal["title", "policy", "none"]
+LONGEST_FOR_READER = 1_200  # characters, unless title and policy have more
+RuleTurn = Literal["title", "policy", "none", "reader"]
 Turns = Literal["any", "last"]
 # The turns that weights look for a violation in: all of the judged speaker's turns, or the last.
 Last = Literal["last user", "last assistant", "last tool", "last conversation"]
@@ -124,7 +126,36 @@ class Rule(Strict):
         return self.model_copy(update={"max_fpr": None, "max_fpr_twins": None})
 
     def text(self, turn: RuleTurn = "title") -> str:
+        if turn == "reader":
+            return _for_reader(self)
         return " ".join({"title": self.title, "policy": self.policy, "none": ""}[turn].split())
+
+
+def _for_reader(rule: Rule) -> str:
+    """The whole rule in one line: title and policy, and of its lists, in turn, as many whole lines
+    as there is room for. What is still to be filled in says nothing.
+    """
+    lists = {"Violates": rule.violates, "Allowed": rule.allows, "Terms": rule.terms}
+    kept: dict[str, list[str]] = {heading: [] for heading in ("Terms", "Violates", "Allowed")}
+    text = f"{rule.text()} {rule.text('policy')}"
+    for lines in zip_longest(*lists.values()):
+        for heading, line in zip(lists, lines, strict=True):
+            if line is None or line.startswith(EDIT):
+                continue
+            kept[heading].append(line)
+            longer = _with_lists(rule, kept)
+            if len(longer) > LONGEST_FOR_READER:
+                return text
+            text = longer
+    return text
+
+
+def _with_lists(rule: Rule, lists: dict[str, list[str]]) -> str:
+    parts = [rule.title, rule.policy]
+    for heading, lines in lists.items():
+        if lines:
+            parts += [f"{heading}:", *lines]
+    return " ".join(" ".join(parts).split())
 
 
 def text_hash(rule_text: str) -> str:

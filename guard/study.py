@@ -45,6 +45,10 @@ class Study(Strict):
     def of_size(self, rows: int) -> list[StudyPoint]:
         return [point for point in self.points if point.rows == rows]
 
+    def is_day_zero(self, point: StudyPoint) -> bool:
+        """Whether nothing is trained at this point: there the base's reader answers."""
+        return point.rows == 0 and not is_mixed(self.data)
+
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_write(folder / STUDY) as part:

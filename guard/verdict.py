@@ -20,7 +20,7 @@ class Verdict(NamedTuple):
     `logit` is log P(yes) - log P(no) at the verdict token, or a head's, in nats, uncalibrated.
     `p_violation` is calibrated. `confident`: the validation rows covered such a conversation, and
     hardly any of them with such a logit was judged wrongly. `unseen_language`: those rows have no
-    such language, so it is not confident.
+    such language, so it is not confident. `by` is what answered (`Card.by`).
     """
 
     rule: str
@@ -29,6 +29,7 @@ class Verdict(NamedTuple):
     threshold: float
     confident: bool = True
     unseen_language: bool = False
+    by: str = ""
 
     @property
     def violates(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from serve.registry.history import RuleHistory, history
 from serve.registry.registry import RegisteredRule, Registry, publishing, user_name
 from serve.registry.rollout import Rollout, TrialVersion
 from serve.registry.source import RolloutSource
+from serve.untrained import UntrainedRules, is_zero, reader_of
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,11 @@ class ServedPart:
     method: str
     folders: Mapping[str, Path]
 
+    @property
+    def reader(self) -> Path | None:
+        """The folder of the reader, where it judges beside this method."""
+        return reader_of(self.recipe, self.method)
+
 
 def served_parts(selection: Selection) -> list[ServedPart]:
     """What each of the named bases serves; the first one that has a rule answers it.
@@ -59,7 +65,9 @@ def served_parts(selection: Selection) -> list[ServedPart]:
     """
     models = comma_separated(selection.models, "model")
     if len(models) == 1:
-        return [_checked(_part(load_recipe(models[0]), selection, selection.rules))]
+        recipe = load_recipe(models[0])
+        taken = _with_weights(recipe, selection)
+        return [_checked(_part(recipe, selection, selection.rules, taken))]
     if selection.is_merged:
         raise GuardError(
             "a merged base answers alone", got=selection.models, remedy="Name one MODEL"
@@ -67,8 +75,10 @@ def served_parts(selection: Selection) -> list[ServedPart]:
     named_rules = None if selection.rules is None else comma_separated(selection.rules, "rule")
     parts: list[ServedPart] = []
     served: set[str] = set()
-    for model in models:
-        part = _part(load_recipe(model), selection, None)
+    recipes = [load_recipe(model) for model in models]
+    taken = set[str]().union(*(_with_weights(recipe, selection) for recipe in recipes))
+    for recipe in recipes:
+        part = _part(recipe, selection, None, taken)
         folders: dict[str, Path] = {}
         for name, folder in part.folders.items():
             is_named = named_rules is None or name in named_rules
@@ -132,12 +142,11 @@ def unpublished(selection: Selection, parts: Sequence[ServedPart]) -> list[str]:
     return lines
 
 
-def _part(recipe: Recipe, selection: Selection, rules: str | None) -> ServedPart:
-    if selection.is_merged:
-        method = mergeable_method(recipe)
-    else:
-        method = served_method(recipe, selection.method)
-    folders = _served(selection, recipe.name, method, rules)
+def _part(
+    recipe: Recipe, selection: Selection, rules: str | None, taken: Collection[str]
+) -> ServedPart:
+    method = _method(recipe, selection)
+    folders = _served(selection, recipe, method, rules, taken)
     if selection.is_merged and len(folders) > 1:
         raise GuardError(
             "a merged base answers one rule", got=", ".join(folders), remedy="Name it: RULE="
@@ -145,12 +154,40 @@ def _part(recipe: Recipe, selection: Selection, rules: str | None) -> ServedPart
     return ServedPart(recipe, method, folders)
 
 
-def _served(selection: Selection, model: str, method: str, rules: str | None) -> dict[str, Path]:
-    """`trained`, with the registry's champions; what is merged lies beside the rule's folder."""
+def _method(recipe: Recipe, selection: Selection) -> str:
+    if selection.is_merged:
+        return mergeable_method(recipe)
+    return served_method(recipe, selection.method)
+
+
+def _served(
+    selection: Selection, recipe: Recipe, method: str, rules: str | None, taken: Collection[str]
+) -> dict[str, Path]:
+    """`trained`, with the registry's champions, and version 0 of what is not `taken`; what is
+    merged lies beside the rule's folder.
+    """
     champions: dict[str, Path] = {}
     if not selection.is_merged:
-        champions = Registry(selection.runs).champions(model, method)
-    return trained(selection.runs, model, method, rules, champions)
+        registry = Registry(selection.runs)
+        champions = _trained_champions(registry, recipe, method)
+        champions |= UntrainedRules(recipe, method, registry).folders(rules, taken)
+    return trained(selection.runs, recipe.name, method, rules, champions)
+
+
+def _trained_champions(registry: Registry, recipe: Recipe, method: str) -> dict[str, Path]:
+    champions = registry.champions(recipe.name, method)
+    return {rule: folder for rule, folder in champions.items() if not is_zero(folder)}
+
+
+def _with_weights(recipe: Recipe, selection: Selection) -> set[str]:
+    """The rules that weights of the served method answer, on this base. What is no champion beside
+    a version 0 does not.
+    """
+    method, registry = _method(recipe, selection), Registry(selection.runs)
+    champions = registry.champions(recipe.name, method)
+    cards = (selection.runs.root / recipe.name).glob(f"*/{method}/{CARD}")
+    weights = {card.parent.parent.name for card in cards} - champions.keys()
+    return weights | _trained_champions(registry, recipe, method).keys()
 
 
 def _checked(part: ServedPart) -> ServedPart:
@@ -181,20 +218,28 @@ class RegisteredRollouts(RolloutSource):
         self._selection = selection
         self._parts = parts
         self._registry = Registry(selection.runs)
+        self._untrained: dict[str, UntrainedRules] = {}  # by model
+        for part in () if selection.is_merged else parts:
+            judged = UntrainedRules(part.recipe, part.method, self._registry)
+            self._untrained[part.recipe.name] = judged
 
     def find(self, rule: str, served: Card | None = None) -> Rollout | None:
         if served is not None:
+            if served.untrained is not None and served.model in self._untrained:
+                self._untrained[served.model].renew(served)
             return self._registry.rollout(RegisteredRule.of(served))
         problems: list[str] = []
+        recipes = [part.recipe for part in self._parts]
+        taken = set[str]().union(*(_with_weights(recipe, self._selection) for recipe in recipes))
         for part in self._parts:
-            model, method = part.recipe.name, part.method
+            recipe, method = part.recipe, part.method
             try:
-                folders = _served(self._selection, model, method, rule)
+                folders = _served(self._selection, recipe, method, rule, taken)
             except GuardError as error:  # of another base it may be trained
                 problems.append(str(error))
                 continue
             if rule in folders and not self._selection.is_merged:
-                found = self._registry.rollout(RegisteredRule(model, rule, method))
+                found = self._registry.rollout(RegisteredRule(recipe.name, rule, method))
                 return found or Rollout(folder=folders[rule])
         why = "; ".join(problems) or "no rule has this name"
         if self._selection.is_merged:
@@ -218,8 +263,8 @@ class RegisteredRollouts(RolloutSource):
             raise GuardError("a merged base answers its rule as it is", remedy=remedy)
         rule = RegisteredRule.of(served)
         recipes = [part.recipe for part in self._parts if part.recipe.name == rule.model]
-        admit = Requirements.of(recipes[0]).admit
-        return prepared(self._registry, self._selection.runs, rule, change, admit)
+        admit, zero = Requirements.of(recipes[0]).admit, self._untrained[rule.model].zero
+        return prepared(self._registry, self._selection.runs, rule, change, admit, zero)
 
 
 def open_engines(parts: Sequence[ServedPart]) -> GuardEngines:
@@ -263,7 +308,7 @@ def start_engines(
     with contextlib.ExitStack() as on_failure:
         for part in parts:
             if part.folders:
-                engines.append(GuardEngine(part.recipe, part.folders))
+                engines.append(GuardEngine(part.recipe, part.folders, reader=part.reader))
                 on_failure.callback(engines[-1].close)
         on_failure.pop_all()
     return engines

@@ -18,6 +18,7 @@ from serve.registry.mlflow import MlflowRegistry, model_name
 from serve.registry.registry import Alias, Event, RegisteredRule, Registry, user_name
 from serve.registry.rollout import ENFORCE, OFF, SHOWN_DIGITS, Mode
 from serve.selection import served_method
+from serve.untrained import UntrainedRules
 
 COMMANDS = "list|publish|rollback|mode|push|pull"
 
@@ -109,8 +110,9 @@ def _arguments() -> argparse.Namespace:
             "--version",
             help="its alias, or the beginning of its id, as `make rules` prints it",
         )
+        change.set_defaults(force=False)
         if name == "publish":
-            force = "although it flags more twins than the rule's max_fpr_twins"
+            force = "although it is worse than the reader or flags more twins than max_fpr_twins"
             change.add_argument("--force", action="store_true", help=force)
         if name == "mode":
             mode = "enforce, shadow, canary:10%% or off"
@@ -136,10 +138,11 @@ def decide(arguments: argparse.Namespace, registry: Registry, runs: Runs) -> Ite
         reason=arguments.why,
         version=arguments.version,
         mode=Mode.parse(arguments.mode) if arguments.command == "mode" else OFF,
-        is_forced=arguments.command == "publish" and arguments.force,
+        is_forced=arguments.force,
     )
     rules = named_rules(registry, arguments.rule, arguments.model, method, change.alias)
-    all_prepared = [prepared(registry, runs, rule, change, requirements.admit) for rule in rules]
+    admit, zero = requirements.admit, UntrainedRules(recipe, method, registry).zero
+    all_prepared = [prepared(registry, runs, rule, change, admit, zero) for rule in rules]
     for of_rule in all_prepared:
         yield _carried_out(of_rule)
 

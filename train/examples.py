@@ -16,7 +16,6 @@ from guard.errors import GuardError
 from guard.layout import split_files
 from guard.prompt.decoder import Prompt, PromptBuilder
 from guard.prompt.encoder import EncoderPromptBuilder
-from guard.recipe import Recipe
 from guard.rule import Rule
 from train.job import Job
 
@@ -70,25 +69,25 @@ def has_of_each_label(rows: Sequence[Row], count: int) -> bool:
     return min(violating, len(rows) - violating) >= count
 
 
-def load(folder: Path, rule: Rule, recipe: Recipe, builder: PromptBuilder) -> Rows:
-    """Read and check the splits of `rule` in `folder` and build their prompts. Raises GuardError,
+def load(job: Job) -> Rows:
+    """Read and check the splits of the job's rule and build their prompts. Raises GuardError,
     naming ids, for a split with fewer than two examples of a class, a foreign or repeated example,
     a prompt that with its verdict token exceeds the context, unless it is a training row of the
     generator, which is left out, or too few validation rows for a rate that the rule states.
     """
-    text = rule.text(recipe.rule_turn)
+    folder, rule, builder = job.data, job.rule, job.builder
     splits: list[tuple[Row, ...]] = []
     for file, split in zip(split_files(folder), SPLITS, strict=True):
         examples = read_examples(file)
         _check_split(examples, file, rule, split)
         rows: list[Row] = []
         for example in examples:
-            prompt = builder.build(example.messages, text)
+            prompt = builder.build(example.messages, job.rule_text)
             row = Row(example.id, split, example.label, prompt, example.group, example.is_generated)
             rows.append(replace(row, is_twin=example.is_twin))
         splits.append(tuple(rows))
     train, validation, test = splits
-    longest = recipe.context_tokens - builder.verdict_tokens
+    longest = job.recipe.context_tokens - builder.verdict_tokens
     fitting = tuple(r for r in train if not r.is_generated or len(r.prompt.token_ids) <= longest)
     if len(fitting) < len(train) and has_of_each_label(fitting, FEWEST_ROWS):
         count = len(train) - len(fitting)

@@ -16,11 +16,11 @@ from guard.layout import is_current, mark_current
 from guard.machine.provenance import versions
 from guard.rule import text_hash
 from guard.verdict import Calibration
-from guard.weights.card import CARD, LEFT_OUT, VERSION, Card, file_digests, load_card
+from guard.weights.card import CARD, LEFT_OUT, VERSION, Card, file_digests, load_card, read_card
 from guard.weights.head import answer_hash
 from guard.weights.predictions import write_predictions
+from guard.weights.version_zero import card_of_reader
 from serve.registry.registry import Registry, publishing, user_name
-from train.examples import Row
 from train.job import Job
 from train.methods import Trained
 
@@ -30,21 +30,19 @@ PART = "export"
 def export(
     job: Job,
     trained: Trained,
-    rows: Sequence[Row],
-    logits: Sequence[float],
+    predictions: Sequence[tuple[str, str, float]],
     calibration: Calibration,
     metrics: dict[str, Any],
     covered: Coverage | None,
 ) -> None:
     """Write the job's folder, whole or not at all. It is built in the scratch folder and then takes
-    its place; both are versions of the registry (`_replace`). `logits` (nats, uncalibrated) are
-    those of `rows`, in the same order; of test rows from the method's reference.
+    its place; both are versions of the registry (`_replace`). `predictions` are rows' ids, splits
+    and logits (nats, uncalibrated); of test rows from the method's reference.
     """
     part = job.scratch / PART
     shutil.rmtree(part, ignore_errors=True)
     trained.save(part)
-    predictions = zip(rows, logits, strict=True)
-    write_predictions(part, [(row.id, row.split, logit) for row, logit in predictions])
+    write_predictions(part, predictions)
     _card(job, file_digests(part, job.method), calibration, metrics, covered).save(part)
     mark_current(part, job.inputs)
     _replace(job, part)
@@ -97,7 +95,10 @@ def register(job: Job, folder: Path, note: str) -> None:
     """
     if job.seed or job.of_study or not _has_todays_card(folder):
         return
-    registry = Registry(job.runs)
+    registry, reader = Registry(job.runs), job.recipe.reader_folder
+    if reader is not None and load_card(folder).worse_than_reader:
+        zero = card_of_reader(read_card(reader), job.rule.id, job.rule.text("reader"))
+        registry.register_zero(zero, reader, actor=user_name(), note="better than what is trained")
     version = registry.register(folder, actor=user_name(), note=note)
     if registry.aliases(version.rule).get("candidate") == version.id:
         told = f"{version.id[:12]} is not served: {publishing(version.rule)}"

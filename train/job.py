@@ -63,7 +63,7 @@ class Job:
 
     @property
     def rule_text(self) -> str:
-        return self.rule.text(self.recipe.rule_turn)
+        return self.rule.text(self.recipe.rule_turn_of(self.method))
 
     @property
     def reads(self) -> Reads:

@@ -24,6 +24,7 @@ from guard.recipe import Recipe, load_recipe
 from guard.rule import RULES, check_labelling, load_rule, rule_names
 from guard.twins import of_twins
 from guard.weights.card import read_card
+from guard.weights.predictions import DAY_ZERO
 from train.examples import Row, Rows, load
 from train.export import damage_of, export, finish_export
 from train.job import Job
@@ -104,27 +105,36 @@ def train(work: Sequence[JobAndRows]) -> list[str]:
 
 
 def finish(job: Job, rows: Rows, trained: Trained) -> dict[str, Any]:
-    """Calibrate trained weights and write their folder. Returns the validation metrics. The test
-    logits of weights to serve come from the method's reference, because the served engine is held
+    """Calibrate trained weights and write their folder. Returns the card's metrics. The test logits
+    of weights to serve come from the method's reference, because the served engine is held
     to them (eval/agreement.py). So they owe nothing to how training computed. Raises GuardError
     naming a row whose logit is not finite.
     """
+    from train.adapter.reader import day_zero_logits
     from train.calibrate import calibrated
     from train.calibration.coverage import covered_by
-    from train.calibration.validation import twin_metrics
+    from train.calibration.validation import since_day_zero, twin_metrics
 
     seen = (*rows.validation, *rows.test)
     logits = list(trained.validation_logits)
     logits += trained.logits([row.prompt for row in seen[len(logits) :]])
     of_validation, of_test = logits[: len(rows.validation)], logits[len(rows.validation) :]
     _check_finite(job, rows.test, of_test)
-    calibration, metrics = calibrated(of_validation, rows.validation, job.rule)
+    calibration, validated = calibrated(of_validation, rows.validation, job.rule)
     test = twin_metrics(of_twins(of_test, rows.test), calibration)
+    metrics = {"validation": validated, "test": test}
+    predictions = [(row.id, str(row.split), logit) for row, logit in zip(seen, logits, strict=True)]
+    if job.recipe.reader is not None:
+        of_reader = day_zero_logits(job, seen)
+        all_labels = [row.label for row in seen]
+        compared = since_day_zero(logits, of_reader, all_labels, len(of_validation))
+        metrics["day_zero"] = compared
+        for row, logit in zip(seen, of_reader, strict=True):
+            predictions.append((row.id, DAY_ZERO + row.split, logit))
     covered = None  # what a study's weights are never asked
     if not job.of_study:
         covered = covered_by(job, of_validation, trained.logits)
-    measured = {"validation": metrics, "test": test}
-    export(job, trained, seen, logits, calibration, measured, covered)
+    export(job, trained, predictions, calibration, metrics, covered)
     return metrics
 
 
@@ -171,11 +181,11 @@ def outdated_jobs(jobs: Sequence[Job], *, force: bool) -> tuple[list[JobAndRows]
             outdated.append(job)
         elif not _update_threshold(job):
             failed.append(job.name)
-    if not outdated:
-        return [], failed
-    first = outdated[0]
-    rows = load(first.data, first.rule, first.recipe, first.builder)
-    return [(job, rows) for job in outdated], failed
+    rows: dict[str, Rows] = {}  # by what the prompts say of the rule
+    for job in outdated:
+        if job.rule_text not in rows:
+            rows[job.rule_text] = load(job)
+    return [(job, rows[job.rule_text]) for job in outdated], failed
 
 
 def _update_threshold(job: Job) -> bool:
@@ -275,6 +285,10 @@ def _finished(job: Job, rows: Rows, trained: Trained | GuardError, started: floa
     except (GuardError, RuntimeError, MemoryError, OSError, SafetensorError) as error:
         print(f"{job.name}: {_explained(error, job)}", flush=True)
         return False
+    for name, auroc in metrics.get("day_zero", {}).get("test", {}).items():
+        low, high = auroc["auroc_ci95"]
+        print(f"  AUROC on test rows, {name}: {auroc['auroc']:.3f} [{low:.3f}, {high:.3f}]")
+    metrics = metrics["validation"]
     low, high = metrics["accuracy_ci95"]
     print(
         f"{job.name}: validation accuracy {metrics['accuracy']:.3f} [{low:.3f}, {high:.3f}], "

@@ -43,6 +43,8 @@ def train_study(
     for recipe in recipes:
         builder = prompt_builder(recipe)
         for point in study.points:
+            if study.is_day_zero(point):
+                continue
             jobs: list[Job] = []
             for method in recipe.methods:
                 seed = point.seed * METHODS[method].is_seeded

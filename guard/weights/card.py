@@ -28,6 +28,7 @@ from guard.twins import TwinRate
 from guard.verdict import Calibration
 
 CARD = "card.json"
+ZERO = "0-"  # begins the version of a rule without weights of its own
 BESIDE = "@"  # between a rule and its version in an engine's names; no rule has one
 VERSION = "version"  # the key of `Card.version` in the file
 LEFT_OUT = {"max_fpr_twins"}  # keys that a file may lack
@@ -35,6 +36,7 @@ TWINS = "twins"  # the key of a split's `TwinRate` in the metrics
 RESTORE = "Train again or restore the folder"
 FORCE = "Run `make train` for this rule, with FORCE=1"  # which would keep an old card otherwise
 
+Untrained = Literal["reader", "base"]
 ThresholdBy = Literal["rule", "max_fpr", "threshold"]
 Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
@@ -77,6 +79,8 @@ class Card(Strict):
     files: dict[str, str]
     # What pins the base that the weights were merged into; None: they lie beside the card.
     merged_revision: str | None = None
+    # What judges a rule without weights of its own; None: its own weights.
+    untrained: Untrained | None = None
 
     @field_validator("method")
     @classmethod
@@ -97,6 +101,11 @@ class Card(Strict):
         return f"Train it again: `{self.retrain}`"
 
     @property
+    def by(self) -> str:
+        """What answers: the reader, the bare base, or weights of a method."""
+        return self.untrained or self.method
+
+    @property
     def calibration(self) -> Calibration:
         return Calibration(
             self.temperature, self.threshold, self.bias, self.uncertainty_band, self.coverage
@@ -107,16 +116,37 @@ class Card(Strict):
         measured = self.metrics.get(split, {}).get(TWINS)
         return measured and validate(measured, TwinRate, where=f"{self.rule}: {split}")
 
+    @property
+    def worse_than_reader(self) -> str:
+        """How far the loss is above the reader's where it surely is, in words; else empty."""
+        compared = self.metrics.get("day_zero", {})
+        low, high = compared.get("loss_above_reader_ci95", (0.0, 0.0))
+        if low <= 0:
+            return ""
+        return f"{compared['loss_above_reader']:+.3f} nats [{low:+.3f}, {high:+.3f}]"
+
     @cached_property
     def version(self) -> str:
         """Identifies these weights: it covers every field, so whatever decides an answer."""
-        return fingerprint(self.model_dump(mode="json"))
+        digest = fingerprint(self._content())
+        if self.untrained is not None:
+            return ZERO + digest
+        return digest
+
+    def _content(self) -> dict[str, Any]:
+        """What the file says. Of a rule's own weights nothing of others, as before there were any:
+        their version is the same.
+        """
+        content = self.model_dump(mode="json")
+        if self.untrained is None:
+            del content["untrained"]
+        return content
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         return type(self)(**(self.model_dump() | dict(update or {})))
 
     def save(self, folder: Path) -> None:
-        content = self.model_dump(mode="json") | {VERSION: self.version}
+        content = self._content() | {VERSION: self.version}
         text = json.dumps(content, indent=2, ensure_ascii=False)
         with atomic_write(folder / CARD) as part:
             part.write_text(text + "\n", encoding="utf-8")
@@ -124,7 +154,10 @@ class Card(Strict):
 
 def load_card(folder: Path) -> Card:
     card = read_card(folder)
-    check_files(card, file_digests(folder, card.method), folder)
+    digests: dict[str, str] = {}
+    if card.untrained != "base":
+        digests = file_digests(folder, card.method)
+    check_files(card, digests, folder)
     return card
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from guard.errors import GuardError
 
 PREDICTIONS = "predictions.jsonl"
+DAY_ZERO = "day zero "  # before a split: what the base's reader answers
 
 
 def write_predictions(folder: Path, rows: Iterable[tuple[str, str, float]]) -> None:

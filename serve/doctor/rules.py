@@ -106,6 +106,7 @@ def _trained(folder: Path, name: str, requirements: Requirements) -> Finding:
     check_rule(card, folder.parent.name, folder)
     rule, recipe = load_rule(card.rule, RULES), load_recipe(card.model)
     state = "ready"
-    if (rule.text(recipe.rule_turn), recipe.reads(rule)) != (card.rule_text, card.reads):
+    text = rule.text(recipe.rule_turn_of(card.method))
+    if (text, recipe.reads(rule)) != (card.rule_text, card.reads):
         state = f"ready for its rule as it was; `{card.retrain}` follows the change"
     return Finding("weights", f"{name}: {state}; version {card.version}")

@@ -47,6 +47,18 @@ class ServableAdapter:
 
 
 @dataclass(frozen=True)
+class ServableBase:
+    """A rule that the bare base judges, under the name it is served by."""
+
+    name: str
+    folder: Path
+    card: Card
+
+
+Servable = ServableAdapter | ServableHead | ServableBase
+
+
+@dataclass(frozen=True)
 class Requirements:
     """What an engine demands of the folders it serves."""
 
@@ -69,11 +81,13 @@ class Requirements:
             problem, where = "the base was replaced while it was loaded", recipe.base_path
             raise GuardError(problem, where=where, got=revision[:12], remedy="Start again")
 
-    def admit(self, name: str, folder: Path) -> ServableAdapter | ServableHead:
-        """The adapter or head in `folder`. Raises GuardError naming the check it fails."""
+    def admit(self, name: str, folder: Path) -> Servable:
+        """What `folder` has. Raises GuardError naming the check it fails."""
         _check_links(folder)
         card = load_card(folder)
         self._check_card(card, folder)
+        if card.untrained == "base":
+            return ServableBase(name, folder, card)
         if not METHODS[card.method].is_adapter:
             return load_head(name, folder, card)
         path = folder / PEFT_CONFIG

@@ -112,8 +112,9 @@ class InFlight(NamedTuple):
 @dataclass(frozen=True)
 class OpenCheck:
     """A check under way: what `GuardEngine.open_check` starts, `step` drives and `result` ends.
-    `calibrations` and `versions` are those of the rules' cards when it was opened. `unread` is what
-    of the conversation no rule can read: a rule that finds no violation in the rest has no verdict.
+    `calibrations`, `versions` and `by` are those of the rules' cards when it was opened. `unread`
+    is what of the conversation no rule can read: a rule that finds no violation in the rest has no
+    verdict.
     `form` is what coverage asks of the conversation; without it a verdict counts as covered.
     """
 
@@ -123,6 +124,7 @@ class OpenCheck:
     versions: Mapping[str, str] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
     form: ConversationForm | None = None
+    by: Mapping[str, str] = field(default_factory=dict)
 
     def result(self) -> Check:
         """The finished check. Raises GuardError unless it is `call.done`."""
@@ -139,6 +141,7 @@ class OpenCheck:
                 continue
             scores[rule] = outcome
             verdict = self.calibrations[rule].verdict(rule, outcome.logit, self.form)
+            verdict = verdict._replace(by=self.by.get(rule, ""))
             if partly_read is not None and not verdict.violates:
                 refused[rule] = partly_read
             else:

@@ -22,7 +22,8 @@ from guard.errors import GuardError
 from guard.home import ROOT
 from guard.recipe import Recipe
 from guard.weights.card import Card
-from serve.engine.adapter import Requirements, ServableAdapter
+from guard.weights.version_zero import card_of_base, card_of_reader
+from serve.engine.adapter import Requirements
 from serve.engine.backend import Loaded
 from serve.engine.backends.arguments import stated_args
 from serve.engine.backends.start import STARTS, StartBackend
@@ -31,13 +32,20 @@ from serve.engine.dispatch import Dispatcher
 from serve.engine.head import CountedTexts
 from serve.engine.plan import CallPlan
 from serve.engine.prompts import Prompts
-from serve.engine.rules import ServedRules, part_of_base, reads_exact_states
+from serve.engine.rules import (
+    READER,
+    ServedRules,
+    distinct_adapters,
+    part_of_base,
+    reads_exact_states,
+)
 from serve.engine.score import Check, EngineCounters, Refusal, Score, ScoreRequest
 
 log = logging.getLogger(__name__)
 
 GUARD_CODE = (
-    *("method.py", "rule.py", "verdict.py", "weights/card.py", "weights/head.py"),
+    *("method.py", "rule.py", "verdict.py"),
+    *("weights/card.py", "weights/head.py", "weights/version_zero.py"),
     *("base_files.py", "recipe.py", "machine/device.py"),  # base, dtype; whether it is compiled
 )
 
@@ -57,15 +65,22 @@ def _code() -> tuple[Path, ...]:
 
 
 CODE = _code()
+POLICIES = "policies"  # in the card by which what is no rule's is judged
 CANDIDATE = " (new)"  # behind the name of a rule whose new weights are tested
 TEST_CONVERSATION = (Message("user", "Hello"), Message("assistant", "Hello, how can I help?"))
+
+
+def policy_name(number: int) -> str:
+    """What a policy of a check is called, by its place: no rule is called so."""
+    return f"#{number}"
 
 
 class GuardEngine:
     """One base model and the adapters and heads on it. For one thread. `model` is the recipe's
     name, `base` the base and its revision as the cards name them, `requirements` what is demanded
     of folders, `backend` what computes. `folders` maps names to adapter and head folders. `merged`
-    is the card of a rule that the base itself answers. `engine_overrides` are vLLM EngineArgs and
+    is the card of a rule that the base itself answers; `reader` the folder of what judges policies
+    that are no rule's, else the base does. `engine_overrides` are vLLM EngineArgs and
     win over the recipe's; `start_backend` starts what computes, by default that of the recipe's
     kind. Raises GuardError if a folder is not servable or is of the merged rule (found before the
     backend starts), or if the backend cannot start or load it.
@@ -77,6 +92,7 @@ class GuardEngine:
         folders: Mapping[str, Path],
         *,
         merged: Card | None = None,
+        reader: Path | None = None,
         start_backend: StartBackend | None = None,
         **engine_overrides: Any,
     ) -> None:
@@ -84,8 +100,9 @@ class GuardEngine:
             raise part_of_base(merged.rule)
         max_rank = stated_args(recipe, engine_overrides).get("max_lora_rank")
         requirements = Requirements.of(recipe, max_rank)
-        admitted = [requirements.admit(name, folder) for name, folder in folders.items()]
-        adapters = [folder for folder in admitted if isinstance(folder, ServableAdapter)]
+        named = folders if reader is None else {READER: reader, **folders}
+        admitted = [requirements.admit(name, folder) for name, folder in named.items()]
+        adapters = distinct_adapters(admitted)
         if any(reads_exact_states(servable) for servable in admitted):
             recipe = recipe.served_as_trained()
         # Only now are the inputs known to be good.
@@ -105,6 +122,7 @@ class GuardEngine:
             requirements.check_base(recipe)
             for servable in admitted:
                 self._rules.put(servable)
+            self._policies = self._card_of_policies(recipe)
             on_failure.pop_all()
 
     @property
@@ -164,14 +182,16 @@ class GuardEngine:
         rules: Sequence[str] | None = None,
         *,
         cache_salt: str | None = None,
+        policies: Sequence[str] = (),
     ) -> Check:
-        """Put one conversation to `rules` (default: all that are served). Conversations of
+        """Put one conversation to `rules` (default: all that are served), and to `policies`: texts
+        that are no rule's, each answered under its `policy_name`. Conversations of
         different `cache_salt` share no keys and values, so that the time and the token counts of
         one tell nothing of another. Where it is partly unread (`guard.conversation.chat`), a rule
         has a verdict only if it finds a violation. Raises GuardError if there is no rule, or one
         twice, and for messages or rules that are no lists.
         """
-        open_check = self.open_check(messages, rules, cache_salt=cache_salt)
+        open_check = self.open_check(messages, rules, cache_salt=cache_salt, policies=policies)
         self._finish(open_check.call)
         return open_check.result()
 
@@ -181,6 +201,7 @@ class GuardEngine:
         rules: Sequence[str] | None = None,
         *,
         cache_salt: str | None = None,
+        policies: Sequence[str] = (),
     ) -> OpenCheck:
         """Start a check without waiting: several may be under way at once, driven by `step`."""
         cards, conversation = self.rules, tuple(messages)
@@ -190,25 +211,29 @@ class GuardEngine:
                 remedy = "guard.conversation.chat.turns_of makes Messages of OpenAI's messages"
                 got = repr(message)[:60]
                 raise GuardError("messages must be a list of Message", got=got, remedy=remedy)
-        if not names:  # and no verdict either: an empty check must not read as "allow"
+        if (
+            not names and not policies
+        ):  # and no verdict either: an empty check must not read as "allow"
             remedy = "Name one of the engine's rules, or leave them out to ask all"
             raise GuardError("there is no rule to check", remedy=remedy)
         if len(set(names)) < len(names):
             raise GuardError("a rule is named twice", got=", ".join(names), remedy="Name each once")
         served = {name: cards[name] for name in names if name in cards}
         texts = {name: card.rule_text for name, card in served.items()}
-        call = self.submit(
-            [ScoreRequest(conversation, texts.get(name, ""), name, cache_salt) for name in names]
-        )
-        calibrations = {name: card.calibration for name, card in served.items()}
-        versions = {name: card.version for name, card in served.items()}
+        requests = [
+            ScoreRequest(conversation, texts.get(name, ""), name, cache_salt) for name in names
+        ]
+        for number, policy in enumerate(policies):
+            served[policy_name(number)] = self._card_for_policies()
+            requests.append(ScoreRequest(conversation, policy, self._rules.reader, cache_salt))
         return OpenCheck(
-            names,
-            calibrations,
-            call,
-            versions,
+            (*names, *map(policy_name, range(len(policies)))),
+            {name: card.calibration for name, card in served.items()},
+            self.submit(requests),
+            {name: card.version for name, card in served.items()},
             unread_parts(conversation),
             ConversationForm(conversation),
+            {name: card.by for name, card in served.items()},
         )
 
     def step(self) -> None:
@@ -254,7 +279,8 @@ class GuardEngine:
     def remove(self, name: str) -> None:
         """Stop serving a rule; open checks end with it. Raises GuardError if none serves it."""
         self._rules.check_not_merged(name)
-        loaded = self._rules.loaded(name)
+        self._rules.of_folder(name)  # raises where nothing serves it
+        loaded = self._rules.own_adapter(name)
         if loaded is not None and self._dispatcher.needs(loaded):
             self._retired.append(loaded)
         elif loaded is not None:
@@ -273,6 +299,21 @@ class GuardEngine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _card_of_policies(self, recipe: Recipe) -> Card | None:
+        """By which policies that are no rule's are judged; None on an encoder."""
+        if self._rules.reader is not None:
+            return card_of_reader(self._rules.of_folder(READER).card, POLICIES, "")
+        if recipe.is_encoder:
+            return None
+        method = next(iter(recipe.methods))
+        return card_of_base(recipe, self.requirements.prompts, method, POLICIES, "")
+
+    def _card_for_policies(self) -> Card:
+        if self._policies is None:
+            problem, remedy = "an encoder judges rules alone", "Serve a decoder, as MODEL=smollm2"
+            raise GuardError(problem, got="policies", remedy=remedy)
+        return self._policies
 
     def _finish(self, call: Call) -> None:
         """Step until the call is done; leave nothing of it in flight, whatever happens."""

@@ -20,7 +20,7 @@ from guard.errors import GuardError
 from guard.weights.card import Card, check_rule, load_card, read_card
 from serve.engine.adapter import Requirements
 from serve.engine.call import OpenCheck
-from serve.engine.engine import TEST_CONVERSATION, GuardEngine
+from serve.engine.engine import TEST_CONVERSATION, GuardEngine, policy_name
 from serve.engine.refusals import Overloaded, not_served, without_frames
 from serve.engine.score import Check, EngineCounters, joined
 
@@ -61,6 +61,7 @@ class CheckEngine(Protocol):
         rules: Sequence[str] | None = None,
         *,
         cache_salt: str | None = None,
+        policies: Sequence[str] = (),
     ) -> OpenedCheck: ...
 
 
@@ -152,21 +153,29 @@ class GuardEngines:
         rules: Sequence[str] | None = None,
         *,
         cache_salt: str | None = None,
+        policies: Sequence[str] = (),
     ) -> SharedCheck:
-        """Start a check without waiting. The first engine refuses a rule that none serves."""
+        """Start a check without waiting. The first engine refuses a rule that none serves, and is
+        asked the policies.
+        """
         first, serving = self._living()[0], self._serving()
         names = names_listed(self.rules if rules is None else rules, "rules")
         by_engine: dict[GuardEngine, list[str]] = {}
         for name in names:
             by_engine.setdefault(serving.get(name, first), []).append(name)
+        if policies or not by_engine:
+            by_engine.setdefault(first, [])
         parts: list[tuple[GuardEngine, OpenCheck]] = []
         try:
-            for engine, served in by_engine.items() or [(first, [])]:
-                parts.append((engine, engine.open_check(messages, served, cache_salt=cache_salt)))
+            for engine, served in by_engine.items():
+                texts = policies if engine is first else ()
+                opened = engine.open_check(messages, served, cache_salt=cache_salt, policies=texts)
+                parts.append((engine, opened))
         except BaseException:
             self.cancel(SharedCheck(names, tuple(parts)))
             raise
-        return SharedCheck(names, tuple(parts))
+        asked = (*names, *map(policy_name, range(len(policies))))
+        return SharedCheck(asked, tuple(parts))
 
     def step(self) -> None:
         """Run one batch in every engine that has something in flight."""

@@ -5,22 +5,25 @@ the base itself answers. Knows nothing of requests.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from guard.errors import GuardError, did_you_mean
 from guard.language import identifier
 from guard.weights.card import Card
-from serve.engine.adapter import Requirements, ServableAdapter
+from serve.engine.adapter import Requirements, Servable, ServableAdapter
 from serve.engine.backend import Backend, Loaded
 from serve.engine.head import ServableHead, check_size
 from serve.engine.refusals import NotServed
 
+READER = "#reader"  # what no rule is called: the reader by itself
+
 
 class ServedRules:
-    """The rules' adapters and heads. `merged` is the card of a rule that the base itself answers;
-    `takes_heads` says whether the base's states are those that heads are fitted to.
+    """The rules' adapters and heads. Those that the reader judges share its adapter. `merged` is
+    the card of a rule that the base itself answers; `takes_heads` says whether the base's states
+    are those that heads are fitted to.
     """
 
     def __init__(
@@ -37,30 +40,39 @@ class ServedRules:
         self._merged: dict[str, Card] = {}
         if merged is not None:
             self._merged[merged.rule] = merged
-        self._served: dict[str, ServableAdapter | ServableHead] = {}  # in the order they were added
+        self._served: dict[str, Servable] = {}  # in the order they were added
         self._loaded: dict[str, Loaded] = {}  # of those that are adapters
 
     @property
     def cards(self) -> Mapping[str, Card]:
-        return self._merged | {name: served.card for name, served in self._served.items()}
+        return self._merged | {name: served.card for name, served in self._rules.items()}
 
     @property
     def folders(self) -> Mapping[str, Path]:
         """Where the weights are, but for a rule that the base itself answers."""
-        return {name: served.folder for name, served in self._served.items()}
+        return {name: served.folder for name, served in self._rules.items()}
+
+    @property
+    def _rules(self) -> dict[str, Servable]:
+        return {name: served for name, served in self._served.items() if name != READER}
+
+    @property
+    def reader(self) -> str | None:
+        """What policies that are no rule's are put to: None for the bare base."""
+        return READER if READER in self._served else None
 
     @property
     def adapter_count(self) -> int:
-        return len(self._loaded)
+        return len({loaded.adapter_id for loaded in self._loaded.values()})
 
-    def serving(self, name: str | None) -> ServableAdapter | ServableHead | None:
+    def serving(self, name: str | None) -> Servable | None:
         """What answers the rule; None for the base itself. Raises GuardError for no such rule."""
         if name is None or name in self._merged:
             return None
         return self.of_folder(name)
 
-    def of_folder(self, name: str) -> ServableAdapter | ServableHead:
-        """The adapter or head of this name. Raises GuardError if there is none."""
+    def of_folder(self, name: str) -> Servable:
+        """What is served by this name. Raises GuardError if there is none."""
         self.check_not_merged(name)
         if name not in self._served:
             remedy = did_you_mean(name, self._served) or "See the engine's rules"
@@ -72,7 +84,7 @@ class ServedRules:
         served = self._served.get(name or "")
         if isinstance(served, ServableAdapter):
             return served.head
-        return served
+        return served if isinstance(served, ServableHead) else None
 
     def reads_base(self, name: str | None) -> bool:
         """Whether the rule is a head on the base's own states, which others may read too."""
@@ -94,6 +106,12 @@ class ServedRules:
             return None
         return self._loaded[serving.name]
 
+    def own_adapter(self, name: str) -> Loaded | None:
+        """What the backend has for this rule and no other one; None if there is nothing."""
+        loaded = self._loaded.get(name)
+        sharing = [rule for rule, shared in self._loaded.items() if shared == loaded]
+        return loaded if sharing == [name] else None
+
     def add(self, name: str, folder: Path) -> None:
         """Serve one more. Raises GuardError if it cannot be served or the name is taken."""
         self.check_not_merged(name)
@@ -105,7 +123,7 @@ class ServedRules:
             self._check_layers(servable)
         self.put(servable)
 
-    def put(self, servable: ServableAdapter | ServableHead) -> None:
+    def put(self, servable: Servable) -> None:
         """Serve what was admitted. Raises GuardError if the backend cannot load it, rounds the
         states that a head reads, or has states of another size.
         """
@@ -115,7 +133,7 @@ class ServedRules:
             raise GuardError(problem, got=servable.name, remedy=remedy)
         if isinstance(servable, ServableHead):
             check_size(servable, self._backend.state_size)
-        else:
+        elif isinstance(servable, ServableAdapter):
             if servable.head is not None:
                 check_size(servable.head, self._backend.state_size)
             self._loaded[servable.name] = self._load(servable)
@@ -128,7 +146,8 @@ class ServedRules:
         """Serve the rule, new or not, by what is served as `candidate`, and nothing by that name.
         Returns what the backend had for the rule, to be unloaded when nothing in flight needs it.
         """
-        before = self._loaded.pop(name, None)
+        before = self.own_adapter(name)
+        self._loaded.pop(name, None)
         self._served[name] = replace(self._served.pop(candidate), name=name)
         if candidate in self._loaded:
             self._loaded[name] = self._loaded.pop(candidate)
@@ -136,8 +155,10 @@ class ServedRules:
 
     def release(self, name: str) -> Loaded | None:
         """Stop serving a rule. Returns what `replace` does."""
+        before = self.own_adapter(name)
         del self._served[name]
-        return self._loaded.pop(name, None)
+        self._loaded.pop(name, None)
+        return before
 
     def check_not_merged(self, name: str) -> None:
         """Raise GuardError if the base itself answers the rule, and would go on doing so."""
@@ -154,6 +175,9 @@ class ServedRules:
             raise GuardError(problem, where=adapter.folder, got=got, remedy=remedy)
 
     def _load(self, adapter: ServableAdapter) -> Loaded:
+        for name, served in self._served.items():
+            if is_same_reader(adapter, served):
+                return self._loaded[name]
         # The name is part of the key of cached KV blocks; with the version in it, another one never
         # meets old blocks.
         name = f"{adapter.name}@{adapter.card.version[:16]}"
@@ -168,12 +192,31 @@ class ServedRules:
         return loaded
 
 
-def reads_exact_states(servable: ServableAdapter | ServableHead) -> bool:
+def is_same_reader(adapter: ServableAdapter, served: Servable) -> bool:
+    """Whether a reader judges by this adapter, and its weights are those that are served."""
+    is_reader = adapter.card.untrained == "reader" and isinstance(served, ServableAdapter)
+    return is_reader and adapter.card.files == served.card.files
+
+
+def distinct_adapters(admitted: Sequence[Servable]) -> list[ServableAdapter]:
+    """The adapters that the backend holds: of several rules that a reader judges, one."""
+    distinct: list[ServableAdapter] = []
+    for servable in admitted:
+        if not isinstance(servable, ServableAdapter):
+            continue
+        if not any(is_same_reader(servable, held) for held in distinct):
+            distinct.append(servable)
+    return distinct
+
+
+def reads_exact_states(servable: Servable) -> bool:
     """Whether it is a head, or a decoder's adapter that answers by one: fitted to states as exact
     as in training. An encoder is served in the dtype of training in any case.
     """
     if isinstance(servable, ServableHead):
         return True
+    if not isinstance(servable, ServableAdapter):
+        return False
     return servable.head is not None and servable.shares_conversation
 
 

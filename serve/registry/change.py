@@ -15,7 +15,7 @@ from guard.files.yaml_file import Strict
 from guard.home import own_or_shipped
 from guard.layout import Runs
 from guard.rule import RULES, Gate, load_rule
-from guard.weights.card import CARD, check_rule, read_card
+from guard.weights.card import CARD, ZERO, check_rule, read_card
 from serve.registry.registry import Alias, RegisteredRule, Registry, Version
 from serve.registry.rollout import OFF, SHOWN_DIGITS, Mode, Rollout
 
@@ -35,7 +35,7 @@ class RolloutChange(Strict):
     version: str | None = None
     mode: Mode = OFF
     champion: str | None = None
-    is_forced: bool = False  # published although it flags more twins than its rule's file allows
+    is_forced: bool = False  # published although its figures are against it
 
     @property
     def alias(self) -> Alias:
@@ -110,12 +110,15 @@ def prepared(
     rule: RegisteredRule,
     change: RolloutChange,
     admit: Callable[[str, Path], object],
+    zero: Callable[[str], Version | None] = lambda _: None,
 ) -> PreparedChange:
-    """The decision about this rule, whose version a server will `admit`. Raises GuardError where
+    """The decision about this rule, whose version a server will `admit`; `zero` gives its version
+    0, to which it steps back where there is no other. Raises GuardError where
     there is no such version, or no server could start with it.
     """
-    version = _named(registry, runs, rule, change)
-    if change.action == "rollback" and not registry.was_champion(version):
+    version = _named(registry, runs, rule, change, zero)
+    is_later = not version.id.startswith(ZERO)
+    if change.action == "rollback" and is_later and not registry.was_champion(version):
         got, remedy = version.id[:SHOWN_DIGITS], "`make publish` makes it the champion"
         raise GuardError(f"{rule}: a version that was never champion", got=got, remedy=remedy)
     admit(rule.rule, version.folder)
@@ -129,6 +132,10 @@ def prepared(
         approvals = stated.approvals
         if not change.is_forced:
             _refuse_over_refusal(version, stated.max_fpr_twins)
+    worse = read_card(version.folder).worse_than_reader
+    if change.action == "publish" and worse and not change.is_forced:
+        remedy = "Train it on more rows, or `make publish FORCE=1`"
+        raise GuardError(f"{rule}: it is worse than the reader", got=worse, remedy=remedy)
     aliases = registry.aliases(rule)
     return PreparedChange(registry, change, version, aliases, before, gate, approvals)
 
@@ -144,7 +151,13 @@ def _refuse_over_refusal(version: Version, largest: float | None) -> None:
     raise GuardError(problem, got=got, remedy=remedy)
 
 
-def _named(registry: Registry, runs: Runs, rule: RegisteredRule, change: RolloutChange) -> Version:
+def _named(
+    registry: Registry,
+    runs: Runs,
+    rule: RegisteredRule,
+    change: RolloutChange,
+    zero: Callable[[str], Version | None],
+) -> Version:
     """The version that is named or meant. Raises GuardError if there is none."""
     wanted = change.version
     if wanted is None and change.alias == "candidate":
@@ -154,6 +167,8 @@ def _named(registry: Registry, runs: Runs, rule: RegisteredRule, change: Rollout
         raise GuardError(f"{rule} was rolled back already", remedy=remedy)
     if wanted is None:
         wanted = registry.aliases(rule).get(change.alias)
+    if wanted is None and change.alias == "previous" and (version_zero := zero(rule.rule)):
+        return version_zero
     if wanted is None:
         registry.versions(rule)  # raises for a rule that has none
         remedy = "Train it, or name a version with VERSION=; `make rules` lists them"

@@ -32,7 +32,7 @@ from typing import Literal, NamedTuple
 from guard.errors import GuardError, choose_from
 from guard.layout import Runs
 from guard.rule import Gate
-from guard.weights.card import Card, load_card
+from guard.weights.card import ZERO, Card, load_card
 from serve.registry.database import Database
 from serve.registry.rollout import ENFORCE, OFF, SHOWN_DIGITS, Mode, Rollout, TrialVersion
 
@@ -125,21 +125,32 @@ class Registry:
         if card.seed:
             remedy = "Register seed 0, the one that is served"
             raise GuardError("weights of another seed", where=folder, got=card.seed, remedy=remedy)
+        return self._registered(card, folder, actor, note)
+
+    def register_zero(self, card: Card, weights: Path | None, *, actor: str, note: str) -> Version:
+        """Keep a rule's version 0, by the weights of a reader or by none. It becomes the champion
+        unless weights of the rule's own are; a candidate it never is. Raises as `register`.
+        """
+        return self._registered(card, weights, actor, note)
+
+    def _registered(self, card: Card, weights: Path | None, actor: str, note: str) -> Version:
         rule = RegisteredRule.of(card)
         with self._changing() as changes:
-            self._store(folder, card)
+            self._store(weights, card)
             aliases = changes.aliases(rule)
             champion = aliases.get("champion")
+            is_first = champion is None or changes.follows_zero(champion, rule, card)
+            is_first &= champion is None or not card.worse_than_reader
             row = (card.version, *rule, champion, note)
             if changes.run("INSERT OR IGNORE INTO version VALUES (?, ?, ?, ?, ?, ?)", row).rowcount:
                 changes.record(actor, "registered", card.version, note)
-            if champion is None or self._is_outdated(champion, card):
-                changes.crown(rule, card.version, champion)
-                changes.record(actor, "published", card.version, OUTDATED if champion else FIRST)
-            elif card.version != champion:
-                changes.name(rule, "candidate", card.version)
-            else:
+            if card.version == champion:
                 changes.unname(rule, "candidate")
+            elif champion is None or is_first or self._is_outdated(champion, card):
+                changes.crown(rule, card.version, champion)
+                changes.record(actor, "published", card.version, FIRST if is_first else OUTDATED)
+            elif card.untrained is None:
+                changes.name(rule, "candidate", card.version)
         return self.version(rule, card.version)
 
     def publish(
@@ -359,8 +370,8 @@ class Registry:
             problem = "the files are of another version"
             raise GuardError(problem, where=version.folder, got=card.version[:12])
 
-    def _store(self, source: Path, card: Card) -> None:
-        """Copy the files of finished weights to their place, all or none of them. A place whose
+    def _store(self, source: Path | None, card: Card) -> None:
+        """Copy the files of weights, if any, and the card to their place, all or none. One whose
         files are damaged is filled again. Only in a transaction: nobody else does it meanwhile.
         """
         place = self.folder(card.version)
@@ -375,9 +386,11 @@ class Registry:
             with tempfile.TemporaryDirectory(dir=self.root, prefix=PART) as scratch:
                 part = Path(scratch) / "version"
                 part.mkdir()
-                for file in source.iterdir():
+                for file in source.iterdir() if source is not None else ():
                     if file.is_file():
                         self._copy(file, part / file.name)
+                if card.untrained is not None:
+                    card.save(part)  # in the place of the reader's
                 if load_card(part).version != card.version:
                     remedy = "Wait for whoever writes there, and repeat"
                     raise GuardError("the weights have changed", where=source, remedy=remedy)
@@ -461,6 +474,14 @@ class _Changes:
         crowned = f"SELECT max(number) {CROWNED} AND version IN (SELECT id FROM version {OF_RULE})"
         query = f"{APPROVING} AND number > ({crowned})"
         return {actor for (actor,) in self.run(query, (version, *rule))}
+
+    def follows_zero(self, champion: str, rule: RegisteredRule, card: Card) -> bool:
+        """Whether the champion is a version 0, and this is another one or the first that is more:
+        of later ones a person decides.
+        """
+        query = f"SELECT 1 FROM version {OF_RULE} AND id NOT LIKE '{ZERO}%' AND id != ?"
+        has_more = bool(self.run(query, (*rule, card.version)).fetchone())
+        return champion.startswith(ZERO) and (card.untrained is not None or not has_more)
 
     def on_trial(self, rule: RegisteredRule) -> tuple[str, int] | None:
         """The version on trial, and the event that set its mode; None if there is none."""

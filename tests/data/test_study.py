@@ -171,9 +171,19 @@ def test_too_few_rows_to_draw_and_a_file_that_is_not_there_are_refused(tmp_path:
         build_study(request(tmp_path))
     write_rows(tmp_path / "rows.jsonl")
     assert row_counts("100,all,20") == (100, ALL_ROWS, 20)
-    for asked, size in ((request, 0), (request, 7), (mixed, 5)):
+    for asked, size in ((request, 1), (request, 7), (mixed, 5)):
         with pytest.raises(GuardError, match=rf"too few rows to draw.*got {size}"):
             build_study(asked(tmp_path, sizes=(size, 20)))
+
+
+def test_of_a_file_alone_no_rows_leave_the_test_rows(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl")
+    asked = request(tmp_path, sizes=(0, 20), seeds=(0,))
+    study = build_study(asked)
+    none, some = (rows_of(asked, point) for point in study.points)
+    assert none["test"] == some["test"] and not none["train"] and not none["validation"]
+    assert [study.is_day_zero(point) for point in study.points] == [True, False]
+    assert not build_study(mixed(tmp_path, sizes=(0,))).is_day_zero(study.points[0])
 
 
 def test_no_more_test_rows_are_kept_than_are_asked_for(tmp_path: Path) -> None:

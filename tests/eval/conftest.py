@@ -152,7 +152,7 @@ class World:
         predictions = [(key, "test", logit) for key, logit in logits.items()]
         write_predictions(folder, [*predictions, ("other", "validation", 0.0)])
         rule = load_rule(name, self.rules)
-        data, text = self.runs.data(name), rule.text(self.recipe.rule_turn)
+        data, text = self.runs.data(name), rule.text(self.recipe.rule_turn_of(method))
         fields: dict[str, object] = {
             **{"rule": name, "rule_text": text, "rule_hash": text_hash(text)},
             **{"prompt_hash": "prompt", "answer_hash": answer_hash(), "method": method},

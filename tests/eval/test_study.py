@@ -19,6 +19,7 @@ from guard.errors import GuardError
 from guard.files.yaml_file import validate
 from guard.rule import Rule, load_rule
 from guard.study import Study, StudyPoint, point_runs
+from guard.weights.predictions import write_predictions
 from tests.eval.conftest import RULE, World, words_rows
 
 NAME = "medical"
@@ -125,6 +126,31 @@ def test_several_bases_stand_side_by_side(curve: StudyWorld) -> None:
     assert report.figure(20, "second/lora").mean == pytest.approx(8 / 12)
     text = (curve.folder / "toy_second.md").read_text()
     assert "on toy and second" in text and "second LoRA minus toy LoRA" in text
+
+
+def test_no_rows_are_what_the_reader_answers(curve: StudyWorld) -> None:
+    """Of what starts as it: the others have no figure there."""
+    toy = curve.world.recipe
+    started = toy.methods["alora"].model_copy(update={"start": "reader"})
+    recipe = toy.model_copy(update={"methods": toy.methods | {"alora": started}})
+    curve.world.recipe, rows = recipe, rows_of()
+    curve.write({"lora": 2, "alora": 2})
+    for point in curve.study.points:
+        folder = point_runs(curve.folder, point).adapter("toy", NAME, "alora", point.seed)
+        kept = [(key, "test", logit) for key, logit in _logits(rows, 2).items()]
+        kept += [(key, "day zero test", logit) for key, logit in _logits(rows, 6).items()]
+        write_predictions(folder, kept)
+    zero = tuple(StudyPoint(rows=0, seed=seed) for seed in (0, 1))
+    for point in zero:
+        write_examples(point_runs(curve.folder, point).data(NAME) / "test.jsonl", rows)
+    points = (*zero, *curve.study.points)
+    curve.study.model_copy(update={"data": "rows.csv", "points": points}).save(curve.folder)
+    report = report_study(curve.folder, [recipe], curve.world.rules)
+    assert report.figure(0, "alora").mean == pytest.approx(6 / 12)
+    assert report.figure(20, "alora").mean == pytest.approx(10 / 12)
+    assert report.methods == ["bag_of_words", "lora", "alora"]
+    text = " ".join(report.as_markdown().split())
+    assert "| LoRA | - | 0." in text and "| aLoRA | 0.500 [" in text
 
 
 def logits_of(made: StudyWorld) -> dict[tuple[int, str], np.ndarray]:

@@ -82,6 +82,7 @@ MISTAKES = [
     ("4096", "64", "'context_tokens': input should be greater than or equal to 128"),
     ("context_tokens", "context_token", "unknown key 'context_token'. Did you mean"),
     ("trainer: {learning", "trainr: {learning", "unknown key 'methods.lora.trainr'"),
+    ("alora: {", "alora: {start: reader, ", "only an aLoRA with `head` starts as"),
     ("name: toy", "name: tiny", r"name differs from the file's name \(got tiny\)"),
     ("methods:", "engine: {dtype: auto}\nmethods:", "dtype: one of .*, float16, got 'auto'"),
     *map(of_another_base, ["model: someone/other", "revision: other", "hf_config_path: other"]),
@@ -94,6 +95,7 @@ MISTAKES_OF_ENCODER = [
     ("head: {}", "alora: {}", "no method of `kind: encoder`: alora"),
     ("rule_turn: none", "", "needs `rule_turn: none`"),
     ("dtype: float32", "dtype: float32\nquantization: nf4", "no quantization"),
+    ("dtype: float32", "dtype: float32\nreader: toy/reader", "leave out reader"),
 ]
 
 

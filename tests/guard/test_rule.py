@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from guard.errors import GuardError
-from guard.rule import MANIFEST_KEY, check_labelling, labelling, load_rule, rule_names, text_hash
+from guard.rule import (
+    EDIT,
+    LONGEST_FOR_READER,
+    MANIFEST_KEY,
+    check_labelling,
+    labelling,
+    load_rule,
+    rule_names,
+    text_hash,
+)
 
 TITLE = "|\n  Never promise\n  a refund.\n"
 POLICY = "Never say or imply that money comes back."
@@ -89,3 +98,23 @@ def test_rows_for_another_speaker_are_refused_as_are_manifests_that_nobody_can_r
     (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(GuardError, match=r"manifest.json.*make data RULE=medical_advice FORCE=1"):
         check_labelling(tmp_path, rule)
+
+
+def test_a_reader_reads_whole_lines_in_turn_and_never_too_many(rules: Path) -> None:
+    lines = [f"{word} {'a' * 300}." for word in ("One", "Two", "Three")]
+    long = REFUNDS.replace("[promises a refund]", f"[{', '.join(lines)}]")
+    long = long.replace("[explains the policy]", f'["{EDIT} say it", Allowed one.]')
+    (rules / "refunds.yaml").write_text(long.replace("examples", "terms: [A term.]\nexamples"))
+    start = f"Never promise a refund. {POLICY}"
+    text = (
+        f"{start} Terms: A term. Violates: {lines[0]} {lines[1]} {lines[2]} Allowed: Allowed one."
+    )
+    assert load_rule("refunds", rules).text("reader") == text
+    text = f"{start} Violates: promises a refund Allowed: explains the policy"
+    assert load_rule("doses", rules).text("reader") == text
+    much = long.replace("a" * 300, "a" * 400)
+    (rules / "refunds.yaml").write_text(much)
+    read = load_rule("refunds", rules).text("reader")
+    assert 800 < len(read) <= LONGEST_FOR_READER and "Three" not in read and "One" in read
+    (rules / "refunds.yaml").write_text(much.replace(POLICY, "word " * 400))
+    assert load_rule("refunds", rules).text("reader").split()[4:] == ["word"] * 400

@@ -13,8 +13,9 @@ from guard.layout import Runs
 from guard.rule import load_rule
 from guard.twins import TwinRate
 from guard.weights.card import TWINS, read_card
+from guard.weights.version_zero import card_of_reader
 from serve.registry.change import RolloutChange
-from serve.registry.registry import Registry
+from serve.registry.registry import RegisteredRule, Registry
 from serve.selection import RegisteredRollouts, Selection, registered, served_parts, unpublished
 from serve.versions import main
 from tests.serve.guarded import save_adapter
@@ -226,3 +227,24 @@ def test_a_version_that_flags_too_many_twins_is_published_by_force_alone(
     rule = rule.model_copy(update={"max_fpr_twins": 0.106})  # the interval holds it
     told = command(runs, monkeypatch, capsys, *words, "--version", version)
     assert f"champion is {version[:12]}" in told
+
+
+def test_what_is_worse_than_the_reader_is_published_by_force_alone(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    registry, rule = Registry(runs), RegisteredRule("tiny", "mild", "alora")
+    reader = save_adapter(runs.root / "reader", "mild", seed=0)
+    zero = card_of_reader(read_card(reader), "mild", "Be mild. Be nice.")
+    registry.register_zero(zero, reader, actor="ann", note="the reader")
+    folder = save_adapter(runs.adapter("tiny", "mild", "alora"), "mild", seed=1)
+    compared = {"loss_above_reader": 0.2, "loss_above_reader_ci95": [0.1, 0.3]}
+    card = read_card(folder).model_copy(update={"metrics": {"day_zero": compared}})
+    card.save(folder)
+    registry.register(folder, actor="ann", note="trained")
+    assert registry.aliases(rule) == {"champion": zero.version, "candidate": card.version}
+    words = ("publish", "--rule", "mild", "--why", "try it")
+    refused = command(runs, monkeypatch, capsys, *words)
+    assert "worse than the reader" in refused and "+0.200 nats [+0.100, +0.300]" in refused
+    assert "FORCE=1" in refused and registry.aliases(rule)["champion"] == zero.version
+    forced = command(runs, monkeypatch, capsys, *words, "--force")
+    assert f"champion is {card.version[:12]}" in forced

@@ -129,7 +129,7 @@ def write_toy_data(folder: Path, n_train: int = 64, n_other: int = 32, rule: str
 
 
 def data(job: Job) -> Rows:
-    return load(job.data, job.rule, job.recipe, job.builder)
+    return load(job)
 
 
 def mostly_generated(rows: Rows, own_training: int, own_validation: int) -> Rows:

@@ -19,6 +19,7 @@ from guard.conversation.example import (
     write_examples,
 )
 from guard.errors import GuardError
+from guard.layout import Runs
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import load_recipe
 from tests.train.conftest import (
@@ -39,14 +40,16 @@ BUILDER = PromptBuilder.from_base(str(TINY))
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_toy_data(tmp_path, n_train=8, n_other=4)
-    return tmp_path
+    folder = Runs(tmp_path).data(RULE.id)
+    write_toy_data(folder, n_train=8, n_other=4)
+    return folder
 
 
 def loaded(folder: Path, max_fpr: float | None = None, **changed: object) -> Rows:
     stated = {"context_tokens": 512, "rule_turn": "title"} | changed
     recipe = load_recipe("tiny").model_copy(update=stated)
-    return load(folder, RULE.model_copy(update={"max_fpr": max_fpr}), recipe, BUILDER)
+    rule = RULE.model_copy(update={"max_fpr": max_fpr})
+    return load(Job(rule, recipe, "alora", 0, BUILDER, Runs(folder.parents[1])))
 
 
 def rewrite(folder: Path, split: str, change: Callable[[list[Example]], list[Example]]) -> None:

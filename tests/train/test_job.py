@@ -175,8 +175,9 @@ def test_an_older_adapter_is_replaced_whole_or_not_at_all(make_job: MakeJob) -> 
     assert not (job.folder / "left_over.txt").exists()
     stamp = (job.folder / "stage.json").read_bytes()
     rows = data(job)
-    with pytest.raises(ValueError, match="zip"):  # predictions that do not cover the rows
-        export(job, RankedWeights(rows), rows.test, [0.0], Calibration(), METRICS, None)
+    broken = [("test-0", "test", object())]
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        export(job, RankedWeights(rows), broken, Calibration(), METRICS, None)  # type: ignore[arg-type]
     assert (job.folder / "stage.json").read_bytes() == stamp
 
 

@@ -24,6 +24,7 @@ from transformers import (
 from guard.errors import GuardError
 from guard.method import METHODS
 from guard.recipe import Recipe
+from train.adapter.reader import check_reader
 from train.adapter.settings import lora_config, trainer_config
 from train.base import frozen, load_served_base, pinned, refusals
 from train.head.fit import check_fit_settings
@@ -68,6 +69,8 @@ def check_adapter(job: Job) -> None:
         check_quantization(job.recipe, device)
     base = AutoConfig.from_pretrained(job.recipe.base_path, **pinned(job.recipe))
     check_modules(job, adapter, base, AutoModelForCausalLM.from_config)
+    if job.recipe.reader is not None:
+        check_reader(job, adapter)
 
 
 def checked_settings(job: Job) -> tuple[LoraConfig, torch.device]:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.stats import binomtest, bootstrap, rankdata
+from scipy.special import log_expit
+from scipy.stats import binomtest, bootstrap, rankdata, t
 
 from guard.calibrate import fit_platt, left_out_probabilities
 from guard.twins import FEWEST_TWINS, TwinRate
@@ -76,6 +77,29 @@ def calibrated_loss(logits: Sequence[float], labels: Sequence[int]) -> float:
     y = np.asarray(labels)
     temperature, bias = fit_platt(x, y)
     return validation_loss(x / temperature + bias, y)
+
+
+def since_day_zero(
+    logits: Sequence[float], reader_logits: Sequence[float], labels: Sequence[int], validated: int
+) -> dict[str, Any]:
+    """What training brought a rule, of which the reader judged before. AUROC of both on the test
+    rows, which are behind as many as were `validated`; on these by how many nats the calibrated
+    loss is above the reader's, in pairs.
+    """
+    y = np.asarray(labels)
+    aurocs: dict[str, Any] = {}
+    losses: list[np.ndarray] = []
+    for name, values in (("reader", reader_logits), ("trained", logits)):
+        x, tested = np.split(np.asarray(values, dtype=np.float64), [validated])
+        violates = y[validated:] == 1
+        aurocs[name] = _auroc_with_interval(tested[violates], tested[~violates])
+        temperature, bias = fit_platt(x, y[:validated])
+        losses.append(-log_expit((2 * y[:validated] - 1) * (x / temperature + bias)))
+    above = losses[1] - losses[0]
+    mean, error = float(above.mean()), float(above.std(ddof=1)) / math.sqrt(validated)
+    half_width = float(t.ppf(0.975, validated - 1)) * error
+    interval = [round(mean - half_width, 4), round(mean + half_width, 4)]
+    return {"test": aurocs, "loss_above_reader": round(mean, 4), "loss_above_reader_ci95": interval}
 
 
 def _reliability(p: np.ndarray, y: np.ndarray) -> list[dict[str, Any]]:

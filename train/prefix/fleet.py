@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from guard.errors import GuardError
 from guard.prompt.decoder import Prompt
 from guard.rule import Reads
+from train.adapter.reader import load_reader
 from train.adapter.settings import lora_config
 from train.base import refusals
 from train.examples import Row, Rows
@@ -43,6 +44,7 @@ from train.prefix.readout import (
     begin_head,
     head_in,
     no_head,
+    reader_head,
     suffix_of,
 )
 from train.prefix.stacked import StackedModel
@@ -107,7 +109,10 @@ class Fleet:
             self._readout = HeadReadout(self.stacked, self._heads())
         for index, member in enumerate(self.members):
             if member.failure is None:
-                member.begin(self.stacked.weights(index))
+                logits: list[float] = []
+                if member.head:
+                    (logits,) = self._verdict_logits([index], member.data.validation)
+                member.begin(self.stacked.weights(index), logits)
 
     def _heads(self) -> list[HeadInTraining]:
         """The head that each member begins as, fitted to its rows once for all that read the same;
@@ -118,6 +123,12 @@ class Fleet:
         device = self.stacked.model.device
         for member in self.members:
             member.job.open_scratch()
+            if member.job.settings.start:
+                start = load_reader(member.job.recipe)
+                self.stacked.start_as(len(heads), start.factors)
+                member.head = reader_head(start.head, device)
+                heads.append(member.head)
+                continue
             reader = functools.partial(self._spans, member.job)
             read = member.data, member.job.reads
             try:

@@ -51,8 +51,10 @@ class Member:
         lengths = [len(row.prompt.token_ids) for row in self.rows]
         self._batches = StepBatches(lengths, self.batch_rows, config.seed)
 
-    def begin(self, weights: list[nn.Parameter]) -> None:
-        """Take the weights and the head's into an optimizer; go on where a run was interrupted."""
+    def begin(self, weights: list[nn.Parameter], logits: Sequence[float]) -> None:
+        """Take the weights and the head's into an optimizer; go on where a run was interrupted.
+        `logits` are what a head starts with on the validation rows.
+        """
         job = self.job
         self.weights = weights
         if self.head:
@@ -69,7 +71,7 @@ class Member:
             self.early_stopping = EarlyStopping(job.scratch, patience, job.min_steps)
         if self.head:
             self.average = AveragedWeights(self.weights)
-            self.record(self.head.validation_logits)
+            self.record(logits)
         if is_resumed:
             self._resume()
         self.progress = Progress(

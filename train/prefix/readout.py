@@ -75,14 +75,13 @@ class WordReadout(Readout):
 @dataclass
 class HeadInTraining:
     """A head to train beside an adapter. `word_logits` are what the words add to each row's logit,
-    by id; `validation_logits` those of the head as it was fitted, before training.
+    by id.
     """
 
     weight: nn.Parameter  # [hidden size] float32
     bias: nn.Parameter
     words: WordWeights
     word_logits: Mapping[str, float]
-    validation_logits: Sequence[float]
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -149,7 +148,6 @@ def begin_head(job: Job, rows: Rows, reader: Reader, alike: Path | None) -> Path
         "bias": torch.tensor(head.bias),
         "words": words,
         "word_logits": word_logits,
-        "validation_logits": [float(logit) for logit in trained.validation_logits],
     }
     with atomic_write(file) as part:
         torch.save(begun, part)
@@ -165,7 +163,6 @@ def head_in(file: Path, device: torch.device) -> HeadInTraining:
         bias=nn.Parameter(begun["bias"].to(device)),
         words=WordWeights.of_tensors(words, file, "Train again with FORCE=1"),
         word_logits=begun["word_logits"],
-        validation_logits=begun["validation_logits"],
     )
 
 
@@ -173,7 +170,12 @@ def no_head(model: PreTrainedModel, device: torch.device) -> HeadInTraining:
     """That of an adapter that is not trained, beside others that are."""
     weight = torch.zeros(model.config.get_text_config().hidden_size, device=device)
     bias = torch.zeros((), device=device)
-    return HeadInTraining(nn.Parameter(weight), nn.Parameter(bias), NO_WORDS, {}, [])
+    return HeadInTraining(nn.Parameter(weight), nn.Parameter(bias), NO_WORDS, {})
+
+
+def reader_head(head: Head, device: torch.device) -> HeadInTraining:
+    weight, bias = torch.from_numpy(head.weight).to(device), torch.tensor(head.bias, device=device)
+    return HeadInTraining(nn.Parameter(weight), nn.Parameter(bias), NO_WORDS, {})
 
 
 def _word_logit(words: WordWeights, job: Job, prompt: Prompt) -> float:

@@ -4,7 +4,7 @@ data, losses or optimizers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -108,6 +108,12 @@ class StackedModel:
         for layer in self._layers.values():
             weights += layer.factors[adapter]
         return weights
+
+    def start_as(self, adapter: int, factors: Mapping[str, Tensor]) -> None:
+        """Put another adapter's factors, by PEFT's names, in the place of the fresh ones."""
+        for name, layer in self._layers.items():
+            for factor, part in zip(layer.factors[adapter], ("lora_A", "lora_B"), strict=True):
+                factor.data.copy_(factors[f"base_model.model.{name}.{part}.weight"])
 
     def logits(
         self, adapters: Sequence[int], prefixes: Prefixes, suffixes: Sequence[Sequence[int]]
