@@ -52,6 +52,7 @@ HOST ?=##   for make up: the address to listen on, by default 127.0.0.1
 WATCH ?=##   1: make up serves what is published or rolled back in seconds, without a restart
 RULESETS ?=##   for make up: a YAML file of named rule sets (docs/rule_sets_and_tenants.md)
 TENANTS ?=##   for make up: a YAML file of tenants, their keys, rule sets and limits (docs/rule_sets_and_tenants.md)
+POLICIES ?=##   for make up without TENANTS: the most policies that a request may state, by default 100; 0: none
 AUDIT ?=##   for make up: a file that gets a receipt for every check, without content; for make verify: such files in their order
 AUDITKEY ?=##   for make up: a PEM file, the Ed25519 private key that signs AUDIT
 KEY ?=##   for make verify: its public or private key; without it the chain alone is verified
@@ -79,7 +80,7 @@ as_they_stand := POLICY DATA UNLABELLED A B FILES OUT WHY
 $(foreach variable,$(as_they_stand),$(eval override $(variable) := $$(value $(variable))))
 export $(as_they_stand)
 
-.PHONY: help help-all all rule data train eval serve up scan rules publish rollback test mode push pull verify reviews plan calibrate test-gpu-path replay curve bench merge fuzz doctor setup check format clean
+.PHONY: help help-all all rule data train eval serve up scan rules publish rollback test try mode push pull verify reviews plan calibrate test-gpu-path replay curve bench merge fuzz doctor setup check format clean
 
 commands := awk -F ' *\#\#   ' '/^[a-z-]+:.*\#\#/ { sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, $$2 }'
 variables := awk -F ' *\#\#   ' '/^[A-Z_]+ \?=.*\#\#/ { sub(/ \?= */, "=", $$1); printf "  %-22s %s\n", $$1, $$2 }'
@@ -115,9 +116,11 @@ data_option = $(if $(DATA),--data "$$DATA")
 
 # Of NAME only what stands on the command line: some shells export a name of their own.
 name := $(if $(filter command,$(origin NAME)),$(NAME))
+tried_on := $(if $(filter command,$(origin MODEL)),--model $(MODEL)) $(call option,method,$(METHOD))
 
 rule: $(ready) ##   NAME=delivery_date POLICY="never promise a delivery date" -> recipes/rules/NAME.yaml, ready to edit
 	$(python) -m data.new_rule --name '$(name)' --policy "$$POLICY" $(call option,judged,$(JUDGED))
+	if [ -t 0 ] && [ -t 1 ]; then $(python) -m serve.attempt --rule '$(name)' $(tried_on); fi
 
 data: $(ready) ##   rule -> labelled conversations in runs/data; DATA= takes your own
 	$(if $(filter %+reviews,$(DATA)),$(python) -m serve.reviews --export '$(RULE)')
@@ -152,7 +155,7 @@ endif
 up: $(ready) $(if $(REPLICAS),$(cluster)) ##   the guardrail server, in the foreground; every rule trained by its method, or those of RULE
 	$(python) -m serve.up --model $(MODEL) $(call option,rules,$(served_rules)) $(call option,method,$(METHOD)) $(call flag,merged,$(MERGED)) \
 		$(call option,replicas,$(REPLICAS)) $(call option,host,$(host)) $(call option,port,$(PORT)) $(call option,timeout,$(TIMEOUT)) \
-		$(call flag,watch,$(WATCH)) $(call option,rule-sets,$(RULESETS)) $(call option,tenants,$(TENANTS)) \
+		$(call flag,watch,$(WATCH)) $(call option,rule-sets,$(RULESETS)) $(call option,tenants,$(TENANTS)) $(call option,policies,$(POLICIES)) \
 		$(call option,audit-log,$(AUDIT)) $(call option,audit-key,$(AUDITKEY)) $(call option,traces,$(TRACES)) $(call option,reviews,$(REVIEWS)) \
 		$(call option,tls-cert,$(TLSCERT)) $(call option,tls-key,$(TLSKEY)) $(call option,tls-client-ca,$(TLSCA))
 
@@ -173,6 +176,9 @@ test: $(ready) $(if $(filter-out 0,$(QUICK)),,$(clients) $(cluster)) ##   all te
 	CENTURION_HOME= $(python) -m pytest $(if $(filter-out 0,$(QUICK)),-m 'not slow') $(TESTS)
 
 # For experts.
+try: $(ready) ##   RULE=x: lines from the terminal judged by it, on MODEL=, by default smollm2
+	$(python) -m serve.attempt --rule '$(RULE)' $(tried_on)
+
 mode: $(ready) ##   RULE= MODE=shadow WHY="look first" -> the version trained last is judged and does not decide; canary:10%, off; VERSION=champion
 	$(python) -m serve.versions mode --mode '$(MODE)' $(a_version)
 

@@ -168,6 +168,7 @@ def _scalar(text: str) -> str:
 def next_steps(name: str) -> str:
     weights = f"RULE={name} MODEL=minilm METHOD=head"
     return f"""\
+It judges now, by its words alone: make up RULE={name} MODEL=smollm2; or make try RULE={name}
 Read and edit it, then bring labelled rows, or let an endpoint write and debate them
 (GENERATOR_BASE_URL, …):
   make data RULE={name} DATA=rows.jsonl    # or DATA=llm

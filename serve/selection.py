@@ -28,7 +28,7 @@ from serve.registry.history import RuleHistory, history
 from serve.registry.registry import RegisteredRule, Registry, publishing, user_name
 from serve.registry.rollout import Rollout, TrialVersion
 from serve.registry.source import RolloutSource
-from serve.untrained import UntrainedRules, is_zero, reader_of
+from serve.untrained import UntrainedRules, is_zero, reader_of, rule_files
 
 log = logging.getLogger(__name__)
 
@@ -65,9 +65,7 @@ def served_parts(selection: Selection) -> list[ServedPart]:
     """
     models = comma_separated(selection.models, "model")
     if len(models) == 1:
-        recipe = load_recipe(models[0])
-        taken = _with_weights(recipe, selection)
-        return [_checked(_part(recipe, selection, selection.rules, taken))]
+        return [_checked(_part(load_recipe(models[0]), selection, selection.rules))]
     if selection.is_merged:
         raise GuardError(
             "a merged base answers alone", got=selection.models, remedy="Name one MODEL"
@@ -75,10 +73,8 @@ def served_parts(selection: Selection) -> list[ServedPart]:
     named_rules = None if selection.rules is None else comma_separated(selection.rules, "rule")
     parts: list[ServedPart] = []
     served: set[str] = set()
-    recipes = [load_recipe(model) for model in models]
-    taken = set[str]().union(*(_with_weights(recipe, selection) for recipe in recipes))
-    for recipe in recipes:
-        part = _part(recipe, selection, None, taken)
+    for model in models:
+        part = _part(load_recipe(model), selection, None)
         folders: dict[str, Path] = {}
         for name, folder in part.folders.items():
             is_named = named_rules is None or name in named_rules
@@ -142,11 +138,9 @@ def unpublished(selection: Selection, parts: Sequence[ServedPart]) -> list[str]:
     return lines
 
 
-def _part(
-    recipe: Recipe, selection: Selection, rules: str | None, taken: Collection[str]
-) -> ServedPart:
+def _part(recipe: Recipe, selection: Selection, rules: str | None) -> ServedPart:
     method = _method(recipe, selection)
-    folders = _served(selection, recipe, method, rules, taken)
+    folders = _served(selection, recipe, method, rules)
     if selection.is_merged and len(folders) > 1:
         raise GuardError(
             "a merged base answers one rule", got=", ".join(folders), remedy="Name it: RULE="
@@ -161,33 +155,37 @@ def _method(recipe: Recipe, selection: Selection) -> str:
 
 
 def _served(
-    selection: Selection, recipe: Recipe, method: str, rules: str | None, taken: Collection[str]
+    selection: Selection, recipe: Recipe, method: str, rules: str | None
 ) -> dict[str, Path]:
-    """`trained`, with the registry's champions, and version 0 of what is not `taken`; what is
+    """`trained`, with the registry's champions, and version 0 of what has no weights; what is
     merged lies beside the rule's folder.
     """
     champions: dict[str, Path] = {}
     if not selection.is_merged:
         registry = Registry(selection.runs)
-        champions = _trained_champions(registry, recipe, method)
-        champions |= UntrainedRules(recipe, method, registry).folders(rules, taken)
+        champions = _trained_champions(registry, recipe.name, method)
+        with_weights = _with_weights(selection, registry)
+        champions |= UntrainedRules(recipe, method, registry).folders(rules, with_weights)
     return trained(selection.runs, recipe.name, method, rules, champions)
 
 
-def _trained_champions(registry: Registry, recipe: Recipe, method: str) -> dict[str, Path]:
-    champions = registry.champions(recipe.name, method)
+def _trained_champions(registry: Registry, model: str, method: str) -> dict[str, Path]:
+    champions = registry.champions(model, method)
     return {rule: folder for rule, folder in champions.items() if not is_zero(folder)}
 
 
-def _with_weights(recipe: Recipe, selection: Selection) -> set[str]:
-    """The rules that weights of the served method answer, on this base. What is no champion beside
-    a version 0 does not.
+def _with_weights(selection: Selection, registry: Registry) -> set[str]:
+    """The rules that weights of the served methods answer on any named base. What is no champion
+    beside a version 0 does not.
     """
-    method, registry = _method(recipe, selection), Registry(selection.runs)
-    champions = registry.champions(recipe.name, method)
-    cards = (selection.runs.root / recipe.name).glob(f"*/{method}/{CARD}")
-    weights = {card.parent.parent.name for card in cards} - champions.keys()
-    return weights | _trained_champions(registry, recipe, method).keys()
+    names: set[str] = set()
+    for model in comma_separated(selection.models, "model"):
+        method = _method(load_recipe(model), selection)
+        cards = (selection.runs.root / model).glob(f"*/{method}/{CARD}")
+        weights = {card.parent.parent.name for card in cards}
+        names |= weights - registry.champions(model, method).keys()
+        names |= _trained_champions(registry, model, method).keys()
+    return names
 
 
 def _checked(part: ServedPart) -> ServedPart:
@@ -225,16 +223,16 @@ class RegisteredRollouts(RolloutSource):
 
     def find(self, rule: str, served: Card | None = None) -> Rollout | None:
         if served is not None:
-            if served.untrained is not None and served.model in self._untrained:
-                self._untrained[served.model].renew(served)
+            rollout = self._registry.rollout(RegisteredRule.of(served))
+            if rollout is not None and is_zero(rollout.folder) and served.model in self._untrained:
+                with contextlib.suppress(GuardError):  # its file is gone, or being edited
+                    self._untrained[served.model].folder(rule)  # new if its words have changed
             return self._registry.rollout(RegisteredRule.of(served))
         problems: list[str] = []
-        recipes = [part.recipe for part in self._parts]
-        taken = set[str]().union(*(_with_weights(recipe, self._selection) for recipe in recipes))
         for part in self._parts:
             recipe, method = part.recipe, part.method
             try:
-                folders = _served(self._selection, recipe, method, rule, taken)
+                folders = _served(self._selection, recipe, method, rule)
             except GuardError as error:  # of another base it may be trained
                 problems.append(str(error))
                 continue
@@ -246,6 +244,13 @@ class RegisteredRollouts(RolloutSource):
             why = "a merged base answers its rule alone"
         log.warning("no weights of the rule %r: %s", rule, why)
         return None
+
+    def unserved(self, served: Collection[str]) -> dict[str, int]:
+        readers = [judged.has_reader for judged in self._untrained.values()]
+        if self._selection.rules is not None or not any(readers):
+            return {}
+        files = rule_files()
+        return {name: files[name].stat().st_mtime_ns for name in files.keys() - set(served)}
 
     def abort(self, served: Card, trial: TrialVersion, reason: str) -> None:
         rule, gate = RegisteredRule.of(served), "the rule's gate"

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from guard.arguments import comma_separated
 from guard.errors import GuardError
-from guard.home import yaml_files
+from guard.home import own_or_shipped, yaml_files
 from guard.prompt.builders import prompt_builder
 from guard.recipe import Recipe
 from guard.rule import RULES, load_rule
 from guard.weights.card import ZERO, Card, load_card, read_card
 from guard.weights.version_zero import card_of_base, card_of_reader
-from serve.registry.registry import RegisteredRule, Registry, Version, user_name
+from serve.registry.registry import RegisteredRule, Registry, user_name
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,10 @@ class UntrainedRules:
         self._recipe, self._method, self._registry = recipe, method, registry
         self._reader = reader_of(recipe, method)
         self._cards: dict[tuple[Path, int], Card] = {}  # by the rule's file and its time of change
-        self._problems: dict[str, str] = {}  # that are in the log
+
+    @property
+    def has_reader(self) -> bool:
+        return self._reader is not None
 
     def folders(self, rules: str | None, taken: Iterable[str]) -> dict[str, Path]:
         """The folders of version 0 of the rules of a comma-separated list, by default of all, but
@@ -68,31 +71,19 @@ class UntrainedRules:
         folder = self._registry.folder(card.version)
         if rollout is not None and rollout.folder == folder:
             return folder
-        return self._registered(card).folder
+        named = {"actor": user_name(), "note": NOTE}
+        return self._registry.register_zero(card, self._reader, **named).folder
 
-    def zero(self, rule: str) -> Version | None:
+    def zero(self, rule: str) -> str | None:
         """The rule's version 0, registered by now; None where no reader judges it."""
-        return self._registered(self.card(rule)) if self._reader else None
-
-    def _registered(self, card: Card) -> Version:
-        return self._registry.register_zero(card, self._reader, actor=user_name(), note=NOTE)
-
-    def renew(self, served: Card) -> None:
-        """Register the rule anew if its words have changed. The log says once what hinders it."""
-        try:
-            self.folder(served.rule)
-            self._problems.pop(served.rule, None)
-        except GuardError as error:
-            if self._problems.get(served.rule) != str(error):
-                log.error("the rule %s is served as before: %s", served.rule, error)
-            self._problems[served.rule] = str(error)
+        return None if self._reader is None else read_card(self.folder(rule)).version
 
     def card(self, rule: str) -> Card:
         """The card of the rule's version 0 by the words of now. Raises GuardError for a rule that
         cannot be read.
         """
-        file = rule_files().get(rule)
-        if file is None:
+        file = own_or_shipped(RULES / f"{rule}.yaml")  # looked at twice a second
+        if not file.is_file():
             raise GuardError("no such rule", where=RULES, got=rule, remedy="Write its file")
         key = file, file.stat().st_mtime_ns
         if key not in self._cards:

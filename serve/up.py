@@ -79,6 +79,7 @@ def main() -> None:
         arguments.traces,
         audit_key=arguments.audit_key,
         review_store=review_store,
+        policies=arguments.policies,
         source=RegisteredRollouts(selection, parts),
     )
     running = _cluster_app
@@ -165,6 +166,7 @@ def _single_app(
             observers=observers,
             source=options.source,
             review_store=options.review_store,
+            policies=options.policies,
         )
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from guard.arguments import count, port, seconds
+from guard.arguments import count, port, seconds, whole_number
 from guard.layout import Runs
 from guard.method import METHODS
+from serve.api.input.limits import POLICIES
 from serve.engine.thread.engine_thread import TIMEOUT_S
 
 
@@ -40,6 +41,12 @@ def parse_arguments() -> argparse.Namespace:
     add("--audit-key", type=Path, help="an Ed25519 private key in PEM that signs the audit log")
     add("--traces", help="an OTLP receiver for spans, over HTTP: http://collector:4318")
     add("--reviews", type=Path, help="a YAML file: which checks are kept (docs/operation.md)")
+    add(
+        "--policies",
+        type=whole_number,
+        default=POLICIES,
+        help="how many a request may state, without tenants (default: %(default)s)",
+    )
     add("--watch", action="store_true", help="serve at once what is published or rolled back to")
     _add_tls_options(parser)
     add("--merged", action="store_true", help="serve one rule, from the base of `make merge`")

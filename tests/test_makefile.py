@@ -160,10 +160,10 @@ STAGES = {
         "serve.up --model tiny --rules 'a,b' --merged --replicas '2' --host '0.0.0.0'"
     ],
     "up RULESETS=s.yaml TENANTS=t.yaml AUDIT=a AUDITKEY=k TRACES=http://c:1 TLSCERT=c "
-    "TLSKEY=k TLSCA=a REVIEWS=p.yaml": [
-        "serve.up --model tiny --rule-sets 's.yaml' --tenants 't.yaml' --audit-log 'a' "
-        "--audit-key 'k' --traces 'http://c:1' --reviews 'p.yaml' --tls-cert 'c' --tls-key 'k' "
-        "--tls-client-ca 'a'"
+    "TLSKEY=k TLSCA=a REVIEWS=p.yaml POLICIES=5": [
+        "serve.up --model tiny --rule-sets 's.yaml' --tenants 't.yaml' --policies '5' "
+        "--audit-log 'a' --audit-key 'k' --traces 'http://c:1' --reviews 'p.yaml' --tls-cert 'c' "
+        "--tls-key 'k' --tls-client-ca 'a'"
     ],
     "verify 'AUDIT=a b' KEY=k FILES=c AGAIN=1": [
         "serve.verify --audit 'a b' --key 'k' --files \"$FILES\" --again"

@@ -4,6 +4,8 @@ or else the bare base, by yes and no. Knows nothing of where versions are kept.
 
 from __future__ import annotations
 
+from typing import Any
+
 from guard.errors import GuardError
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe
@@ -11,14 +13,20 @@ from guard.rule import text_hash
 from guard.weights.card import Card
 from guard.weights.head import answer_hash
 
-NEVER_SURE = (0.0, 1.0)  # nobody has calibrated the bare base
-NO_DATA = "none"
+# Nobody has calibrated the bare base: it is never sure.
+UNCALIBRATED: dict[str, Any] = {
+    "temperature": 1.0,
+    "bias": 0.0,
+    "threshold": 0.5,
+    "uncertainty_band": (0.0, 1.0),
+}
+UNTRAINED: dict[str, Any] = {"data_hash": "none", "test_sha256": "none", "seed": 0, "max_fpr": None}
+UNTRAINED |= {"recipe": {}, "versions": {}, "metrics": {}, "coverage": None, "files": {}}
 
 
 def card_of_reader(reader: Card, rule: str, text: str) -> Card:
     """The reader's card for a rule of this text. Its metrics are of other rules."""
-    stated = {"rule": rule, "rule_text": text, "rule_hash": text_hash(text)}
-    return reader.model_copy(update=stated | {"metrics": {}, "untrained": "reader"})
+    return reader.model_copy(update=_words(rule, text) | {"metrics": {}, "untrained": "reader"})
 
 
 def card_of_base(recipe: Recipe, prompts: PromptBuilder, method: str, rule: str, text: str) -> Card:
@@ -28,28 +36,11 @@ def card_of_base(recipe: Recipe, prompts: PromptBuilder, method: str, rule: str,
     if recipe.is_encoder:
         problem, remedy = "an encoder judges no rule without weights", "Run `make train` for it"
         raise GuardError(problem, where=f"recipe {recipe.name}", got=rule, remedy=remedy)
-    return Card(
-        rule=rule,
-        rule_text=text,
-        rule_hash=text_hash(text),
-        prompt_hash=prompts.hash,
-        answer_hash=answer_hash(),
-        method=method,
-        model=recipe.name,
-        base=recipe.base,
-        base_revision=recipe.base_revision,
-        data_hash=NO_DATA,
-        test_sha256=NO_DATA,
-        seed=0,
-        recipe={},
-        versions={},
-        metrics={},
-        temperature=1.0,
-        bias=0.0,
-        threshold=0.5,
-        uncertainty_band=NEVER_SURE,
-        coverage=None,
-        max_fpr=None,
-        files={},
-        untrained="base",
-    )
+    base = {"base": recipe.base, "base_revision": recipe.base_revision, "untrained": "base"}
+    answers = {"method": method, "model": recipe.name, "answer_hash": answer_hash()}
+    read = _words(rule, text) | {"prompt_hash": prompts.hash}
+    return Card.model_validate(UNTRAINED | UNCALIBRATED | base | answers | read)
+
+
+def _words(rule: str, text: str) -> dict[str, Any]:
+    return {"rule": rule, "rule_text": text, "rule_hash": text_hash(text)}

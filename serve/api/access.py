@@ -48,6 +48,7 @@ class Caller:
 
     On a server with tenants it is a `tenant` or an `admin`. A tenant without a limit of its own has
     `shares`: so many requests and streams at once, and as many checks in the engine as requests.
+    Without tenants a request may state so many `policies`.
     """
 
     def __init__(
@@ -57,8 +58,10 @@ class Caller:
         kept_characters: int = MAX_KEPT_CHARACTERS,
         shares: Mapping[limits.RequestKind, int] | None = None,
         admin: Admin | None = None,
+        policies: int = 0,
     ) -> None:
         self.catalogue = catalogue
+        self.policies = tenant.policies if tenant else policies
         self.tenant = tenant
         self.admin = admin
         self.limits = tenant.limits if tenant else TenantLimits()
@@ -91,6 +94,15 @@ class Caller:
             return self.tenant.salted(cache_salt)
         return cache_salt
 
+    def check_policies(self, stated: int, rules: int) -> None:
+        """Raise HTTPException 422 for more policies than a request may state beside so many rules,
+        which count together.
+        """
+        most = max(0, min(self.policies, limits.MAX_RULES - rules))
+        if stated > most:
+            may = f"beside {rules:,} rules you may state {most:,} in a request"
+            raise HTTPException(422, f"policies: {may}, got {stated:,}")
+
     def check_size(self, conversations: Sequence[Sequence[Message]]) -> None:
         """Raise HTTPException 413 for more characters than the caller may send. A message that
         stands in several conversations, as one that grows, counts once, and equal ones each.
@@ -110,6 +122,7 @@ class Access:
     """ASGI middleware that finds the caller, and refuses one who may not ask, or not so much.
 
     Of several tenants, one without a limit may have half of `max_requests` and half of MAX_STREAMS.
+    Without tenants a request may state so many `policies`.
     """
 
     def __init__(
@@ -119,11 +132,12 @@ class Access:
         tenants: Tenants | None,
         refuse: limits.Refuse,
         max_requests: int = limits.MAX_REQUESTS,
+        policies: int = 0,
     ) -> None:
         self._app = app
         self._refuse = refuse
         self._tenants = tenants
-        self._everybody = Caller(catalogue)
+        self._everybody = Caller(catalogue, policies=policies)
         self._callers: dict[str, Caller] = {}
         if tenants is None:
             return

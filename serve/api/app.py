@@ -18,7 +18,7 @@ from serve.api.engine_service import EngineService
 from serve.api.errors import ErrorResponses
 from serve.api.formats import check
 from serve.api.formats.table import WIRE_FORMATS
-from serve.api.input.limits import MAX_REQUESTS, BoundedBodies
+from serve.api.input.limits import MAX_REQUESTS, POLICIES, BoundedBodies
 from serve.api.keeping import CheckKeeper
 from serve.api.observe.metrics import EngineCollector, Metrics
 from serve.api.observe.record import Observer
@@ -45,13 +45,14 @@ def create_app(
     is_watching: bool = False,
     source: RolloutSource | None = None,
     review_store: ReviewStore | None = None,
+    policies: int = POLICIES,
 ) -> FastAPI:
     """The server around an engine, which it drives from a thread of its own while it runs.
 
     `rule_sets` are of the engine's rules. Without `tenants` whoever reaches it may ask everything.
     `observers` are told of every check, and closed with the server. While it `is_watching`, what is
     published is served by itself. The `source` says what of each rule is to be served. What is kept
-    for review goes into the `review_store`.
+    for review goes into the `review_store`. Without tenants a request may state so many `policies`.
     """
     app = FastAPI(
         title=TITLE,
@@ -69,7 +70,7 @@ def create_app(
     app.state.service = EngineService(engine, timeout_s, observers, cards, source, keeper)
     app.state.is_watching = is_watching
     catalogue = Catalogue(cards, rule_sets or {})
-    put_in_front(app, catalogue, tenants, timeout_s, app.state.metrics)
+    put_in_front(app, catalogue, tenants, timeout_s, app.state.metrics, policies=policies)
     formats = [wire_format.router for wire_format in WIRE_FORMATS.values()]
     for router in (*formats, probes.router, admin.router, reviews.router):
         app.include_router(router)
@@ -83,6 +84,7 @@ def put_in_front(
     timeout_s: float,
     metrics: Metrics,
     max_requests: int | None = None,
+    policies: int = POLICIES,
 ) -> None:
     """Put in front of all routes what every request passes: it is counted, its sender identified,
     its size and time bounded, its body unpacked, and errors answered in its format.
@@ -95,7 +97,12 @@ def put_in_front(
     app.add_middleware(BoundedBodies, refuse=refuse, timeout_s=timeout_s, max_requests=max_requests)
     most = max_requests or MAX_REQUESTS
     app.add_middleware(
-        Access, catalogue=catalogue, tenants=tenants, refuse=refuse, max_requests=most
+        Access,
+        catalogue=catalogue,
+        tenants=tenants,
+        refuse=refuse,
+        max_requests=most,
+        policies=policies,
     )
     # Added last, it is the first to see a request.
     app.add_middleware(ObservedRequests, metrics=metrics, format_of=errors.name_of)

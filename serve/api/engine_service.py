@@ -155,10 +155,13 @@ class EngineService(CheckService):
         messages: Sequence[Message],
         rules: Sequence[str],
         cache_salt: str | None,
+        policies: Sequence[str] = (),
     ) -> Check:
         deadline: float = request.scope["deadline"]
         salt = Caller.of(request).salted(cache_salt)
-        future = self.thread.check(messages, rules, cache_salt=salt, deadline=deadline)
+        future = self.thread.check(
+            messages, rules, cache_salt=salt, deadline=deadline, policies=policies
+        )
         answer = asyncio.wrap_future(future)
         try:
             while not (await asyncio.wait([answer], timeout=POLL_S))[0]:

@@ -50,7 +50,9 @@ class CheckKeeper:
 
     def saw(self, record: CheckRecord, messages: Sequence[Message], conversation: str) -> None:
         """Keep an answered check if the policy wants it; `conversation` is its key."""
-        verdicts = record.check.verdicts if record.check else ()
+        verdicts = list(record.check.verdicts) if record.check else []
+        # Of a text that is not kept nobody can say whether it was violated.
+        verdicts = [verdict for verdict in verdicts if verdict.rule not in record.policies]
         is_uncertain = not all(verdict.confident for verdict in verdicts)
         is_flagged = any(verdict.violates for verdict in verdicts)
         wants = {"is_uncertain": is_uncertain, "is_flagged": is_flagged}

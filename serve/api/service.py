@@ -14,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -42,6 +42,7 @@ from serve.api.rollouts import Assignment, SettledCheck
 from serve.api.session import SESSION_HEADER, conversation_key
 from serve.engine import Check, Refusal
 from serve.engine.codes import code_of
+from serve.engine.engine import policy_name
 from serve.engine.refusals import too_late
 from serve.policy.logic import Decision
 from serve.policy.rule_set import RuleSet
@@ -84,7 +85,8 @@ class SeveralChecks(NamedTuple):
 
 @dataclass(frozen=True)
 class Question:
-    """What conversations are put to: a rule set, and `metadata` that its conditions read.
+    """What conversations are put to: a rule set, and `metadata` that its conditions read. Of the
+    set's rules those among the `policies` are no rules, but texts that the request states.
 
     Conversations of different `cache_salt` share nothing in the cache. `within` is the conversation
     that a part of one is of.
@@ -95,6 +97,7 @@ class Question:
     cache_salt: str | None = None
     purpose: Purpose = "answer"
     within: Sequence[Message] | None = None
+    policies: Mapping[str, str] = field(default_factory=dict)
 
 
 class CheckService(ABC):
@@ -164,12 +167,19 @@ class CheckService(ABC):
         messages: Sequence[Message],
         rules: Sequence[str],
         cache_salt: str | None,
+        policies: Sequence[str] = (),
     ) -> Check:
-        """The verdicts of these rules, under the caller's own cache salt. Raises as `check`."""
+        """The verdicts of these rules and policies, under the caller's own cache salt. Raises as
+        `check`.
+        """
 
     async def history(self, rule: str) -> RuleHistory:
         """The versions and events of a rule that is served."""
         return await asyncio.to_thread(self._source.history, self.cards[rule])
+
+    def unserved(self) -> dict[str, int]:
+        """`RolloutSource.unserved`, of what is served now."""
+        return self._source.unserved(list(self.cards))
 
     async def decide(self, rule: str, change: RolloutChange) -> tuple[PreparedChange, int]:
         """Record what a person decides about a rule that is served, and serve it, unless it has too
@@ -237,6 +247,7 @@ class CheckService(ABC):
             time.time(),
             purpose=question.purpose,
             content_hash=self._content_hash(messages),
+            policies=self._policy_hashes(question),
         )
         clock = time.perf_counter()  # from before the wait for room
         try:
@@ -269,6 +280,14 @@ class CheckService(ABC):
                 return observer.content_hash(messages)
         return ""
 
+    def _policy_hashes(self, question: Question) -> dict[str, str]:
+        """The hash of each policy that is asked, as of a conversation of these words alone."""
+        hashes: dict[str, str] = {}
+        for name in question.rule_set.rules:
+            if name in question.policies:
+                hashes[name] = self._content_hash([Message("system", question.policies[name])])
+        return hashes
+
     def _trial_cards(self, settled: SettledCheck) -> list[Card]:
         """The cards of the versions on trial that judged."""
         cards: list[Card] = []
@@ -298,8 +317,8 @@ class CheckService(ABC):
             return SettledCheck(await self._answered(request, messages, rules, question))
         session = request.headers.get(SESSION_HEADER, "")
         tenant = caller.tenant.name if caller.tenant else ""
-        conversation = question.within or messages
-        key = conversation_key(conversation, question.cache_salt, session, tenant)
+        within = question.within or messages
+        key = conversation_key(within, question.cache_salt, session, tenant)
         is_answer = question.purpose == "answer"
         asked = Assignment(rollouts, rules, key, is_answer=is_answer)
         check = Check((), {}, 0, 0, 0.0)
@@ -315,10 +334,26 @@ class CheckService(ABC):
         question: Question,
     ) -> Check:
         """The verdicts that the rule set takes. Raises as `check`."""
-        check = await self._answer(request, messages, names, question.cache_salt)
+        check = await self._asked(request, messages, names, question)
         if question.rule_set.unseen_language == "unjudged":
             check = check.without_unseen_languages()
         return check
+
+    async def _asked(
+        self,
+        request: Request,
+        messages: Sequence[Message],
+        names: Sequence[str],
+        question: Question,
+    ) -> Check:
+        """The answers by these names. An engine names the policies of each check anew."""
+        if not question.policies:
+            return await self._answer(request, messages, names, question.cache_salt)
+        stated = [name for name in names if name in question.policies]
+        texts = [question.policies[name] for name in stated]
+        rules = [name for name in names if name not in question.policies]
+        check = await self._answer(request, messages, rules, question.cache_salt, texts)
+        return check.renamed({policy_name(index): name for index, name in enumerate(stated)})
 
     async def tried(
         self, request: Request, messages: Sequence[Message], names: Sequence[str]

@@ -12,6 +12,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+from starlette.exceptions import HTTPException
+
 from guard.errors import GuardError
 from guard.weights.card import Card, read_card
 from serve.api.service import CheckService
@@ -34,9 +36,10 @@ FilesOfRule = frozenset[tuple[str, int, int]]
 class WatchedRule:
     """What the looks at a rule and the tries to serve it have found."""
 
-    # What is to be served, or the files of the last look, if that is another than is served.
-    found: Rollout | FilesOfRule | None = None
-    refused: Rollout | FilesOfRule | None = None
+    # What is to be served, or the files of the last look, if that is another than is served; of a
+    # new rule's file when it changed.
+    found: Rollout | FilesOfRule | int | None = None
+    refused: Rollout | FilesOfRule | int | None = None
     unread_looks: int = 0
     pause_s: float = 0.0  # before what there was no room for is tried again
     not_before: float = 0.0  # by time.monotonic
@@ -50,13 +53,15 @@ async def watch(service: CheckService, interval_s: float = INTERVAL_S) -> None:
     """Look every `interval_s` seconds, until cancelled.
 
     What the registry says is served at once. A rule that has no version is served by its new files
-    once two looks find them the same: before, they may still be copied. What cannot be served is
+    once two looks find them the same: before, they may still be copied; so is a new rule's file,
+    where a reader judges it. What cannot be served is
     tried again when its files are others, and the log says why; what there is no room for, after a
     pause, which doubles each time: a cluster holds its checks for every try. A card that cannot be
     read at two looks is not just being written: it is logged once, as is why a look fails.
     """
     watched: defaultdict[str, WatchedRule] = defaultdict(WatchedRule)
     logged: str | None = None  # why a look failed
+    known = {*service.cards, *service.unserved()}  # rules that are not new
     for look in itertools.count():
         await asyncio.sleep(interval_s)
         try:
@@ -64,13 +69,16 @@ async def watch(service: CheckService, interval_s: float = INTERVAL_S) -> None:
             if sees_files:
                 await service.watch_trials()
             due = await asyncio.to_thread(_look, service, watched, sees_files=sees_files)
+            if sees_files:
+                due += await asyncio.to_thread(_new_rules, service, watched, known)
         except Exception as error:  # rules that another thread changed meanwhile, for example
             if repr(error) != logged:
                 log.exception("whether versions were published is seen %g s later", interval_s)
             logged = repr(error)
             continue
         for rule in due:
-            if rule in service.cards and watched[rule].is_due:
+            is_there = rule in service.cards or rule not in known
+            if is_there and watched[rule].is_due:
                 await _serve(service, rule, watched[rule])
 
 
@@ -91,6 +99,23 @@ def _look(
         elif sees_files and _has_new_files(wanted.folder, served, state):
             due.append(rule)
     return due
+
+
+def _new_rules(
+    service: CheckService, watched: defaultdict[str, WatchedRule], known: set[str]
+) -> list[str]:
+    """The rules whose files came since the watch began, and that two looks found the same. One that
+    was served is `known`: whoever removed it does not want it back.
+    """
+    known |= service.cards.keys()
+    new: list[str] = []
+    for rule, changed_ns in service.unserved().items():
+        if rule in known:
+            continue
+        before, watched[rule].found = watched[rule].found, changed_ns
+        if before == changed_ns:
+            new.append(rule)
+    return new
 
 
 def _has_new_files(folder: Path, served: Card, state: WatchedRule) -> bool:
@@ -124,6 +149,8 @@ async def _serve(service: CheckService, rule: str, state: WatchedRule) -> None:
     except GuardError as error:
         state.refused = state.found
         log.error("the rule %s is served as before: %s", rule, error)
+    except HTTPException:  # of a new rule that cannot be judged; the log says why
+        state.refused = state.found
     except Exception:  # a rule that was removed meanwhile, for example
         log.exception("the rule %s is served as before", rule)
 

@@ -4,7 +4,7 @@ connections.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -34,8 +34,8 @@ class NotAllowed(Exception):
 
 @dataclass(frozen=True)
 class RuleAnswer:
-    """One rule's verdict; a violation is `p_violation` >= `threshold`. `code` is "unseen_language"
-    where it is not `confident` for that, else empty.
+    """One rule's verdict, and `by` what; a violation is `p_violation` >= `threshold`. `code` is
+    "unseen_language" where it is not `confident` for that, else empty.
     """
 
     rule: str
@@ -43,6 +43,7 @@ class RuleAnswer:
     p_violation: float
     threshold: float
     confident: bool
+    by: str
     code: str = ""
 
 
@@ -68,7 +69,7 @@ class RuleExplanation:
 @dataclass(frozen=True)
 class CheckAnswer:
     """The verdicts of a check. `unjudged` are the rules without one, and why. `explanations` are of
-    the violated rules, where they were asked for.
+    the violated rules, where they were asked for. Of stated `policies` the first is "policies.0".
     """
 
     verdict: Word
@@ -79,6 +80,7 @@ class CheckAnswer:
     computed_tokens: int
     latency_ms: float
     explanations: Mapping[str, RuleExplanation] = field(default_factory=dict)
+    policies: Mapping[str, RuleAnswer] = field(default_factory=dict)
 
     @property
     def is_allowed(self) -> bool:
@@ -91,20 +93,10 @@ class CheckAnswer:
     def of(cls, body: Mapping[str, Any]) -> CheckAnswer:
         """The answer in a response's body. Raises CheckFailed if it is none."""
         try:
-            results: dict[str, RuleAnswer] = {}
-            for entry in body["results"]:
-                results[entry["rule"]] = RuleAnswer(
-                    rule=entry["rule"],
-                    violates=entry["verdict"] == "violation",
-                    p_violation=entry["p_violation"],
-                    threshold=entry["threshold"],
-                    confident=entry["confident"],
-                    code=entry.get("code", ""),
-                )
             return cls(
                 verdict=body["verdict"],
                 decided_by=tuple(body["decided_by"]),
-                results=results,
+                results=_by_rule(body["results"]),
                 unjudged={
                     entry["rule"]: RuleUnjudged(entry["code"], entry["reason"])
                     for entry in body["unjudged"]
@@ -116,6 +108,22 @@ class CheckAnswer:
                     rule: RuleExplanation(entry["turn"], entry.get("p_before"), entry["p_after"])
                     for rule, entry in body.get("explanations", {}).items()
                 },
+                policies=_by_rule(body.get("policies", ())),
             )
         except (AttributeError, KeyError, TypeError) as error:
             raise CheckFailed(f"the response is no check of this version: {error!r}") from error
+
+
+def _by_rule(entries: Iterable[Mapping[str, Any]]) -> dict[str, RuleAnswer]:
+    results: dict[str, RuleAnswer] = {}
+    for entry in entries:
+        results[entry["rule"]] = RuleAnswer(
+            rule=entry["rule"],
+            violates=entry["verdict"] == "violation",
+            p_violation=entry["p_violation"],
+            threshold=entry["threshold"],
+            confident=entry["confident"],
+            by=entry["by"],
+            code=entry.get("code") or "",
+        )
+    return results

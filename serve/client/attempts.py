@@ -33,7 +33,8 @@ RETRY_AFTER = "retry-after"
 class Asked:
     """What is put to a conversation: rules or a rule set; all rules where neither is named.
 
-    `tools` are what the assistant may call, as OpenAI's requests have them.
+    `tools` are what the assistant may call, as OpenAI's requests have them; `policies` sentences
+    that are judged beside the rules.
     """
 
     rules: Sequence[str] | None = None
@@ -42,11 +43,12 @@ class Asked:
     cache_salt: str | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
     explain: bool = False
+    policies: Sequence[str] | None = None
 
     def body(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The request's body for these messages. Raises TypeError as `_listed` does."""
         body: dict[str, Any] = {"messages": _listed("messages", messages)}
-        for key in ("rules", "tools"):
+        for key in ("rules", "tools", "policies"):
             if getattr(self, key) is not None:
                 body[key] = _listed(key, getattr(self, key))
         for key in ("rule_set", "metadata", "cache_salt"):

@@ -49,13 +49,14 @@ class GuardClient(Administration[Any]):
         cache_salt: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         explain: bool = False,
+        policies: Sequence[str] | None = None,
     ) -> CheckAnswer:
-        """The verdicts of `rules`, of a rule set, or of all rules.
+        """The verdicts of `rules`, of a rule set, or of all rules; and of `policies`, sentences.
 
         `tools` are judged with the messages. With `explain` the answer says which turn carries each
         violation. Raises CheckFailed if there is no answer before the deadline.
         """
-        selection = Asked(rules, rule_set, metadata, cache_salt, tools, explain)
+        selection = Asked(rules, rule_set, metadata, cache_salt, tools, explain, policies)
         return self._check(messages, selection)
 
     def guarded_stream(

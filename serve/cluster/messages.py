@@ -143,12 +143,13 @@ class ReplicaAnswer:
 
 @dataclass(frozen=True)
 class RelayedCheck:
-    """A conversation, and the rules to judge it by, within `within_s` seconds from now."""
+    """A conversation, and what to judge it by, within `within_s` seconds from now."""
 
     messages: tuple[Message, ...]
     rules: tuple[str, ...]
     cache_salt: str | None
     within_s: float
+    policies: tuple[str, ...] = ()
 
 
 class Replicas(Protocol):

@@ -115,7 +115,11 @@ class GuardReplica:
         deadline = time.monotonic() + relayed.within_s
         try:
             future = thread.check(
-                relayed.messages, relayed.rules, cache_salt=relayed.cache_salt, deadline=deadline
+                relayed.messages,
+                relayed.rules,
+                cache_salt=relayed.cache_salt,
+                deadline=deadline,
+                policies=relayed.policies,
             )
             try:
                 return ReplicaAnswer(self._name, await asyncio.wrap_future(future))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from guard.prompt.builders import prompt_builder
 from serve.api.app import create_app
+from serve.api.input.limits import POLICIES
 from serve.cluster.log import log_into
 from serve.cluster.replica import ServedApp
 from serve.cluster.service import CountTokens
@@ -39,6 +40,7 @@ class ServedOptions:
     audit_key: Path | None = None
     log: Path | None = None
     review_store: ReviewStore | None = None
+    policies: int = POLICIES
     source: RolloutSource = field(default_factory=RolloutSource)  # the ingress's: it alone writes
 
     @property
@@ -85,5 +87,6 @@ class ServedOptions:
             tenants=self.tenants,
             observers=observers,
             review_store=self.review_store,
+            policies=self.policies,
         )
         return ServedApp(app, engine.close)

@@ -15,6 +15,7 @@ import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
@@ -251,6 +252,7 @@ class ClusterService(CheckService):
         messages: Sequence[Message],
         rules: Sequence[str],
         cache_salt: str | None,
+        policies: Sequence[str] = (),
     ) -> Check:
         caller = Caller.of(request)
         session = request.headers.get(SESSION_HEADER, "")
@@ -258,7 +260,9 @@ class ClusterService(CheckService):
         key = conversation_key(messages, cache_salt, session, tenant)
         salt = caller.salted(cache_salt)
         deadline: float = request.scope["deadline"]
-        asking = asyncio.create_task(self._relayed(messages, rules, salt, key, deadline))
+        left_s = deadline - time.monotonic()
+        asked = RelayedCheck(tuple(messages), tuple(rules), salt, left_s, tuple(policies))
+        asking = asyncio.create_task(self._relayed(asked, key, deadline))
         try:
             await all_done(request, asking, deadline)
             if not asking.done():
@@ -269,22 +273,14 @@ class ClusterService(CheckService):
         request.scope["replicas"].append(answer.replica)
         return _check_of(answer)
 
-    async def _relayed(
-        self,
-        messages: Sequence[Message],
-        rules: Sequence[str],
-        cache_salt: str | None,
-        key: str,
-        deadline: float,
-    ) -> ReplicaAnswer:
+    async def _relayed(self, asked: RelayedCheck, key: str, deadline: float) -> ReplicaAnswer:
         """The answer of the replica that has the conversations of `key`. Raises Overloaded, also
         while no replica is there, whatever time is left.
         """
         if self._is_lost and await self._look():
             raise ReplicaLost(NOBODY, remedy=LATER)
         async with self.answering(deadline - time.monotonic()) as version:
-            within_s = deadline - time.monotonic()
-            relayed = RelayedCheck(tuple(messages), tuple(rules), cache_salt, within_s)
+            relayed = replace(asked, within_s=deadline - time.monotonic())
             asking = asyncio.ensure_future(self.replicas.check(relayed, key, version))
             try:
                 while not asking.done():

@@ -66,6 +66,7 @@ def running_cluster(
             tenants=options.tenants,
             is_watching=is_watching,
             replicas=replicas,
+            policies=options.policies,
         )
 
 

@@ -71,7 +71,7 @@ async def explain(request: Request, conversation: Words, skip: Skipped) -> Respo
     rule_set = Caller.of(request).catalogue.selected([item.rule])
     question = Question(rule_set, purpose="explanation", within=item.messages)
     decided = await CheckService.of(request).check(request, item.messages, question)
-    explained = await explanations(request, decided, item.messages)
+    explained = await explanations(request, decided, question, item.messages)
     marked = -1
     if item.rule in explained:
         marked = explained[item.rule].turn

@@ -5,7 +5,7 @@ loaded; a head is its tensors (`head.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -24,6 +24,7 @@ from guard.weights.card import CARD, Card, load_card
 from guard.weights.head import answer_hash
 from serve.engine.head import ServableHead, load_classifier, load_head
 
+READER = "#reader"  # the reader by itself: no rule is called so
 MAX_SHOWN = 200  # characters of a value that an error quotes
 
 
@@ -44,6 +45,13 @@ class ServableAdapter:
     def shares_conversation(self) -> bool:
         """Whether its weights act from the suffix on, and the conversation is the base's."""
         return METHODS[self.card.method].shares_conversation
+
+    @property
+    def held_as(self) -> Hashable:
+        """Equal for what the backend holds once: a reader, whatever rules it judges."""
+        if self.card.untrained is None and self.name != READER:
+            return self.name
+        return frozenset(self.card.files.items())
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from guard.home import ROOT
 from guard.recipe import Recipe
 from guard.weights.card import Card
 from guard.weights.version_zero import card_of_base, card_of_reader
-from serve.engine.adapter import Requirements
+from serve.engine.adapter import READER, Requirements, ServableAdapter
 from serve.engine.backend import Loaded
 from serve.engine.backends.arguments import stated_args
 from serve.engine.backends.start import STARTS, StartBackend
@@ -32,13 +32,7 @@ from serve.engine.dispatch import Dispatcher
 from serve.engine.head import CountedTexts
 from serve.engine.plan import CallPlan
 from serve.engine.prompts import Prompts
-from serve.engine.rules import (
-    READER,
-    ServedRules,
-    distinct_adapters,
-    part_of_base,
-    reads_exact_states,
-)
+from serve.engine.rules import ServedRules, part_of_base, reads_exact_states
 from serve.engine.score import Check, EngineCounters, Refusal, Score, ScoreRequest
 
 log = logging.getLogger(__name__)
@@ -78,7 +72,8 @@ def policy_name(number: int) -> str:
 class GuardEngine:
     """One base model and the adapters and heads on it. For one thread. `model` is the recipe's
     name, `base` the base and its revision as the cards name them, `requirements` what is demanded
-    of folders, `backend` what computes. `folders` maps names to adapter and head folders. `merged`
+    of folders, `backend` what computes, `policies` the card by which what is no rule's is judged,
+    None on an encoder. `folders` maps names to adapter and head folders. `merged`
     is the card of a rule that the base itself answers; `reader` the folder of what judges policies
     that are no rule's, else the base does. `engine_overrides` are vLLM EngineArgs and
     win over the recipe's; `start_backend` starts what computes, by default that of the recipe's
@@ -102,12 +97,12 @@ class GuardEngine:
         requirements = Requirements.of(recipe, max_rank)
         named = folders if reader is None else {READER: reader, **folders}
         admitted = [requirements.admit(name, folder) for name, folder in named.items()]
-        adapters = distinct_adapters(admitted)
+        held = {each.held_as: each for each in admitted if isinstance(each, ServableAdapter)}
         if any(reads_exact_states(servable) for servable in admitted):
             recipe = recipe.served_as_trained()
         # Only now are the inputs known to be good.
         start = start_backend or STARTS[recipe.kind]
-        self.backend = start(recipe, adapters, engine_overrides, requirements.prompts)
+        self.backend = start(recipe, list(held.values()), engine_overrides, requirements.prompts)
         self.model = recipe.name
         self.base = (recipe.base, recipe.base_revision)
         self.requirements = requirements
@@ -122,7 +117,7 @@ class GuardEngine:
             requirements.check_base(recipe)
             for servable in admitted:
                 self._rules.put(servable)
-            self._policies = self._card_of_policies(recipe)
+            self.policies = self._card_of_policies(recipe)
             on_failure.pop_all()
 
     @property
@@ -224,8 +219,10 @@ class GuardEngine:
             ScoreRequest(conversation, texts.get(name, ""), name, cache_salt) for name in names
         ]
         for number, policy in enumerate(policies):
-            served[policy_name(number)] = self._card_for_policies()
-            requests.append(ScoreRequest(conversation, policy, self._rules.reader, cache_salt))
+            judge: str | None = READER  # which refuses it, where there is none
+            if self.policies is not None:
+                served[policy_name(number)], judge = self.policies, self._rules.reader
+            requests.append(ScoreRequest(conversation, policy, judge, cache_salt, is_policy=True))
         return OpenCheck(
             (*names, *map(policy_name, range(len(policies)))),
             {name: card.calibration for name, card in served.items()},
@@ -301,19 +298,12 @@ class GuardEngine:
         self.close()
 
     def _card_of_policies(self, recipe: Recipe) -> Card | None:
-        """By which policies that are no rule's are judged; None on an encoder."""
         if self._rules.reader is not None:
             return card_of_reader(self._rules.of_folder(READER).card, POLICIES, "")
         if recipe.is_encoder:
             return None
         method = next(iter(recipe.methods))
         return card_of_base(recipe, self.requirements.prompts, method, POLICIES, "")
-
-    def _card_for_policies(self) -> Card:
-        if self._policies is None:
-            problem, remedy = "an encoder judges rules alone", "Serve a decoder, as MODEL=smollm2"
-            raise GuardError(problem, got="policies", remedy=remedy)
-        return self._policies
 
     def _finish(self, call: Call) -> None:
         """Step until the call is done; leave nothing of it in flight, whatever happens."""

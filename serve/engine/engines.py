@@ -155,20 +155,19 @@ class GuardEngines:
         cache_salt: str | None = None,
         policies: Sequence[str] = (),
     ) -> SharedCheck:
-        """Start a check without waiting. The first engine refuses a rule that none serves, and is
-        asked the policies.
-        """
+        """Start a check without waiting. The first engine refuses a rule that none serves."""
         first, serving = self._living()[0], self._serving()
         names = names_listed(self.rules if rules is None else rules, "rules")
         by_engine: dict[GuardEngine, list[str]] = {}
         for name in names:
             by_engine.setdefault(serving.get(name, first), []).append(name)
+        reading = self._reading() if policies else first
         if policies or not by_engine:
-            by_engine.setdefault(first, [])
+            by_engine.setdefault(reading, [])
         parts: list[tuple[GuardEngine, OpenCheck]] = []
         try:
             for engine, served in by_engine.items():
-                texts = policies if engine is first else ()
+                texts = policies if engine is reading else ()
                 opened = engine.open_check(messages, served, cache_salt=cache_salt, policies=texts)
                 parts.append((engine, opened))
         except BaseException:
@@ -260,6 +259,11 @@ class GuardEngines:
     def _engine(self, name: str) -> GuardEngine:
         """That serves a rule; the first where none does."""
         return self._serving().get(name, self._living()[0])
+
+    def _reading(self) -> GuardEngine:
+        """That judges policies: one with a reader, else the first that can, else the first."""
+        judging = {engine.policies.by: engine for engine in self._living()[::-1] if engine.policies}
+        return judging.get("reader") or judging.get("base") or self._living()[0]
 
     def _serving(self) -> dict[str, GuardEngine]:
         """The engine of each rule; an engine makes its rules anew when it is asked."""

@@ -103,7 +103,10 @@ class CallPlan:
         """The next prompt of the call. Raises GuardError if it cannot be judged."""
         serving = self._rules.serving(request.adapter)
         prefix = self._prefix(request.messages)
-        suffix = self._prompts.suffix(request.rule_text)
+        if request.is_policy:
+            suffix = self._prompts.policy_suffix(request.rule_text, request.cache_salt)
+        else:
+            suffix = self._prompts.suffix(request.rule_text)
         tokens = len(prefix) + len(suffix)
         self._prompts.check_length(tokens)
         activation_start = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
@@ -15,6 +16,7 @@ from serve.engine.codes import Code
 CHARACTERS_PER_TOKEN = 16
 # Tokens by which a text that was cut may have more than the whole: what was one word is another.
 PROBE_SLACK = 128
+POLICIES_KEPT = 1_024
 
 
 class Unanswerable(GuardError):
@@ -32,6 +34,8 @@ class Prompts:
         self.builder = builder
         self.context_tokens = context_tokens
         self._suffixes: dict[str, list[int]] = {}  # rule text -> token ids: few, and used again
+        # Those of policies, kept by their salts: no time tells what another tenant states.
+        self.policy_suffix = lru_cache(POLICIES_KEPT)(lambda text, salt: builder.suffix_ids(text))
 
     def suffix(self, rule_text: str) -> list[int]:
         """The token ids of a rule's turn and the answer's header; made once."""

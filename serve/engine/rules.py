@@ -5,19 +5,17 @@ the base itself answers. Knows nothing of requests.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from guard.errors import GuardError, did_you_mean
 from guard.language import identifier
 from guard.weights.card import Card
-from serve.engine.adapter import Requirements, Servable, ServableAdapter
+from serve.engine.adapter import READER, Requirements, Servable, ServableAdapter
 from serve.engine.backend import Backend, Loaded
 from serve.engine.head import ServableHead, check_size
 from serve.engine.refusals import NotServed
-
-READER = "#reader"  # what no rule is called: the reader by itself
 
 
 class ServedRules:
@@ -45,16 +43,14 @@ class ServedRules:
 
     @property
     def cards(self) -> Mapping[str, Card]:
-        return self._merged | {name: served.card for name, served in self._rules.items()}
+        return self._merged | {
+            name: served.card for name, served in self._served.items() if name != READER
+        }
 
     @property
     def folders(self) -> Mapping[str, Path]:
         """Where the weights are, but for a rule that the base itself answers."""
-        return {name: served.folder for name, served in self._rules.items()}
-
-    @property
-    def _rules(self) -> dict[str, Servable]:
-        return {name: served for name, served in self._served.items() if name != READER}
+        return {name: served.folder for name, served in self._served.items() if name != READER}
 
     @property
     def reader(self) -> str | None:
@@ -176,7 +172,7 @@ class ServedRules:
 
     def _load(self, adapter: ServableAdapter) -> Loaded:
         for name, served in self._served.items():
-            if is_same_reader(adapter, served):
+            if isinstance(served, ServableAdapter) and served.held_as == adapter.held_as:
                 return self._loaded[name]
         # The name is part of the key of cached KV blocks; with the version in it, another one never
         # meets old blocks.
@@ -190,23 +186,6 @@ class ServedRules:
                 raise GuardError(problem, where=adapter.folder, remedy="Try again")
             on_failure.pop_all()
         return loaded
-
-
-def is_same_reader(adapter: ServableAdapter, served: Servable) -> bool:
-    """Whether a reader judges by this adapter, and its weights are those that are served."""
-    is_reader = adapter.card.untrained == "reader" and isinstance(served, ServableAdapter)
-    return is_reader and adapter.card.files == served.card.files
-
-
-def distinct_adapters(admitted: Sequence[Servable]) -> list[ServableAdapter]:
-    """The adapters that the backend holds: of several rules that a reader judges, one."""
-    distinct: list[ServableAdapter] = []
-    for servable in admitted:
-        if not isinstance(servable, ServableAdapter):
-            continue
-        if not any(is_same_reader(servable, held) for held in distinct):
-            distinct.append(servable)
-    return distinct
 
 
 def reads_exact_states(servable: Servable) -> bool:

@@ -13,13 +13,14 @@ from serve.engine.codes import Code
 
 class ScoreRequest(NamedTuple):
     """One rule put to one conversation. `adapter` is a name the engine serves, None the bare base.
-    Requests of different `cache_salt` share no keys and values.
+    Requests of different `cache_salt` share no keys and values. The text of no rule `is_policy`.
     """
 
     messages: tuple[Message, ...]
     rule_text: str
     adapter: str | None
     cache_salt: str | None = None
+    is_policy: bool = False
 
 
 class Score(NamedTuple):
@@ -107,6 +108,15 @@ class Check:
         if self.refused:
             return "unjudged"
         return "allow"
+
+    def renamed(self, names: Mapping[str, str]) -> Check:
+        """The check with other names in the place of these."""
+        verdicts: list[Verdict] = []
+        for verdict in self.verdicts:
+            verdicts.append(verdict._replace(rule=names.get(verdict.rule, verdict.rule)))
+        refused = {names.get(name, name): refusal for name, refusal in self.refused.items()}
+        versions = {names.get(name, name): version for name, version in self.versions.items()}
+        return replace(self, verdicts=tuple(verdicts), refused=refused, versions=versions)
 
 
 def joined(rules: Sequence[str], checks: Sequence[Check]) -> Check:

@@ -16,7 +16,7 @@ Knows nothing of what the rules say.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,8 +25,16 @@ from pydantic import Field
 
 from guard.errors import GuardError, choose_from
 from guard.files.yaml_file import Strict, load
-from serve.policy.logic import MAX_METADATA, Decision, Expression, Facts, any_rule, parse
-from serve.policy.ruling import Ruling
+from serve.policy.logic import (
+    MAX_METADATA,
+    Connective,
+    Decision,
+    Expression,
+    Facts,
+    any_rule,
+    parse,
+)
+from serve.policy.ruling import Ruling, any_of
 
 # What a rule says of a language that its validation rows do not have.
 UnseenLanguage = Literal["not_confident", "unjudged"]
@@ -50,6 +58,15 @@ class RuleSet:
         """Violated if any of the rules is."""
         names = tuple(dict.fromkeys(rules))
         return cls(names, any_rule(names))
+
+    def or_any_of(self, names: Sequence[str]) -> RuleSet:
+        """This set, violated also where anything of these names is."""
+        if not names:
+            return self
+        violated_if = any_rule(names)
+        if self.rules:
+            violated_if = Connective(any_of, (self.violated_if, violated_if))
+        return RuleSet((*self.rules, *names), violated_if, self.name)
 
     def decide(self, rulings: Mapping[str, Ruling], metadata: Mapping[str, str]) -> Decision:
         """The decision by the rules' rulings and the request's metadata."""

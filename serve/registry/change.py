@@ -110,20 +110,23 @@ def prepared(
     rule: RegisteredRule,
     change: RolloutChange,
     admit: Callable[[str, Path], object],
-    zero: Callable[[str], Version | None] = lambda _: None,
+    zero: Callable[[str], str | None] = lambda _: None,
 ) -> PreparedChange:
     """The decision about this rule, whose version a server will `admit`; `zero` gives its version
     0, to which it steps back where there is no other. Raises GuardError where
     there is no such version, or no server could start with it.
     """
     version = _named(registry, runs, rule, change, zero)
-    is_later = not version.id.startswith(ZERO)
-    if change.action == "rollback" and is_later and not registry.was_champion(version):
+    before = registry.rollout(rule)
+    assert before is not None  # the first version of a rule is its champion
+    is_zero = version.id.startswith(ZERO)
+    if is_zero and change.action != "mode" and before.folder.name.startswith(ZERO):
+        remedy = "Edit the file; weights that are trained follow it"
+        raise GuardError(f"{rule}: its version 0 is what the rule's file says", remedy=remedy)
+    if change.action == "rollback" and not is_zero and not registry.was_champion(version):
         got, remedy = version.id[:SHOWN_DIGITS], "`make publish` makes it the champion"
         raise GuardError(f"{rule}: a version that was never champion", got=got, remedy=remedy)
     admit(rule.rule, version.folder)
-    before = registry.rollout(rule)
-    assert before is not None  # the first version of a rule is its champion
     gate, approvals = Gate(), 1
     if change.action == "mode":
         gate = load_rule(rule.rule).gate
@@ -156,7 +159,7 @@ def _named(
     runs: Runs,
     rule: RegisteredRule,
     change: RolloutChange,
-    zero: Callable[[str], Version | None],
+    zero: Callable[[str], str | None],
 ) -> Version:
     """The version that is named or meant. Raises GuardError if there is none."""
     wanted = change.version
@@ -167,8 +170,8 @@ def _named(
         raise GuardError(f"{rule} was rolled back already", remedy=remedy)
     if wanted is None:
         wanted = registry.aliases(rule).get(change.alias)
-    if wanted is None and change.alias == "previous" and (version_zero := zero(rule.rule)):
-        return version_zero
+    if wanted is None and change.alias == "previous":
+        wanted = zero(rule.rule)
     if wanted is None:
         registry.versions(rule)  # raises for a rule that has none
         remedy = "Train it, or name a version with VERSION=; `make rules` lists them"

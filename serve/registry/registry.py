@@ -46,6 +46,7 @@ SHORTEST_ID = 4  # digits that name a version
 FOLDER_DIGITS = 16
 PART = ".part-"
 FIRST = "the first version of the rule"
+ANEW = "the rule's words changed, or its reader"
 OUTDATED = "this program cannot serve the champion any more"
 SERVED_WITH = ("prompt_hash", "answer_hash", "base", "base_revision")  # of a card
 RESTORE = "Restore the file from a copy; who could write it could change what is served"
@@ -144,11 +145,12 @@ class Registry:
             row = (card.version, *rule, champion, note)
             if changes.run("INSERT OR IGNORE INTO version VALUES (?, ?, ?, ?, ?, ?)", row).rowcount:
                 changes.record(actor, "registered", card.version, note)
+            reason = ANEW if champion and card.untrained else FIRST
             if card.version == champion:
                 changes.unname(rule, "candidate")
             elif champion is None or is_first or self._is_outdated(champion, card):
                 changes.crown(rule, card.version, champion)
-                changes.record(actor, "published", card.version, FIRST if is_first else OUTDATED)
+                changes.record(actor, "published", card.version, reason if is_first else OUTDATED)
             elif card.untrained is None:
                 changes.name(rule, "candidate", card.version)
         return self.version(rule, card.version)

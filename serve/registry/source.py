@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from guard.errors import GuardError
 from guard.weights.card import Card
 from serve.registry.change import PreparedChange, RolloutChange
@@ -15,6 +17,12 @@ class RolloutSource:
     def find(self, rule: str, served: Card | None = None) -> Rollout | None:
         """What is to be served of a rule, by the card that serves it, if any, and its weights."""
         return None
+
+    def unserved(self, served: Collection[str]) -> dict[str, int]:
+        """Rules that could be judged although they are not among those `served` and have no
+        weights; of each when its file changed, in ns.
+        """
+        return {}
 
     def abort(self, served: Card, trial: TrialVersion, reason: str) -> None:
         """Note that a trial beside the champion `served` is over. Raises GuardError if that cannot

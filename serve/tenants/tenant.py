@@ -28,13 +28,15 @@ class TenantLimits(Strict):
 @dataclass(frozen=True)
 class Tenant:
     """Who may ask these rule sets. With `shares_cache` it learns from token counts and times which
-    texts others that share theirs have sent, and they of its own.
+    texts others that share theirs have sent, and they of its own. A request of it may state so many
+    `policies`.
     """
 
     name: str
     rule_sets: tuple[str, ...]
     limits: TenantLimits = field(default_factory=TenantLimits)
     shares_cache: bool = False
+    policies: int = 0
 
     def salted(self, cache_salt: str | None) -> str | None:
         """The engine's cache salt for this tenant, from the salt in the request.

@@ -8,6 +8,7 @@
         rule_sets: [support]
         limits: {concurrent_checks: 8, body_bytes: 262144, characters: 50000}
         shares_cache: false                   # the default
+        policies: 20                          # that a request may state; by default none
 
 Every mistake in the file is found when it is read. Knows nothing of what rule sets are.
 """
@@ -45,6 +46,7 @@ class TenantEntry(Strict):
     rule_sets: Annotated[list[str], Field(min_length=1)]
     limits: TenantLimits = TenantLimits()
     shares_cache: bool = False
+    policies: Annotated[int, Field(ge=0)] = 0
 
 
 class TenantFile(Strict):
@@ -88,7 +90,8 @@ def _tenant(name: str, entry: TenantEntry, rule_sets: Collection[str], where: st
             remedy = f"{choose_from(rule_set, rule_sets)}. `make up RULESETS=` has the others"
             where = f"{where}.rule_sets"
             raise GuardError("there is no such rule set", where=where, got=rule_set, remedy=remedy)
-    return Tenant(name, tuple(entry.rule_sets), entry.limits, entry.shares_cache)
+    sets = tuple(entry.rule_sets)
+    return Tenant(name, sets, entry.limits, entry.shares_cache, entry.policies)
 
 
 def _add_key(

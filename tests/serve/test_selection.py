@@ -151,7 +151,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
     """The recipe and the rules of each engine that would be started."""
     started: list[tuple[str, list[str]]] = []
 
-    def engine(part_recipe: Recipe, folders: Any) -> Any:
+    def engine(part_recipe: Recipe, folders: Any, reader: Path | None) -> Any:
         started.append((part_recipe.name, sorted(folders)))
         return SimpleNamespace(close=lambda: None, rules=dict.fromkeys(folders))
 

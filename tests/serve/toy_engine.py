@@ -15,6 +15,7 @@ from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.verdict import Calibration
 from serve.engine import Call, OpenCheck, Refusal, Score
+from serve.engine.engine import policy_name
 from serve.engine.score import EngineCounters
 from serve.policy.logic import parse
 from serve.policy.rule_set import RuleSet
@@ -29,6 +30,13 @@ RULE_SETS = {
 }
 
 SCRATCH = tempfile.TemporaryDirectory(prefix="toy-rules-")
+
+
+def policy_scores(policies: Sequence[str], messages: Sequence[Message]) -> list[Score]:
+    """A policy is violated where a message has its last word."""
+    text = " ".join(message.content for message in messages)
+    logits = [5.0 if policy.split()[-1] in text else -5.0 for policy in policies]
+    return [Score(logit, 3, 2, latency_ms=1.0) for logit in logits]
 
 
 class ToyEngine:
@@ -46,6 +54,7 @@ class ToyEngine:
             version="0123456789abcdef",
             model="tiny",
             method="alora",
+            by="alora",
             merged_revision=None,
             model_dump=lambda **_: {},  # for the audit log
         )
@@ -58,6 +67,7 @@ class ToyEngine:
         self.open: list[tuple[list[str], Call]] = []
         self.conversations: list[tuple[Message, ...]] = []
         self.salts: list[str | None] = []
+        self.policies: list[tuple[str, ...]] = []
         self.on_step: Callable[[], object] = lambda: None
         self.may_step = threading.Event()
         self.may_step.set()
@@ -68,21 +78,26 @@ class ToyEngine:
         rules: Sequence[str] | None,
         *,
         cache_salt: str | None = None,
+        policies: Sequence[str] = (),
     ) -> OpenCheck:
+        self.policies.append(tuple(policies))
         self.conversations.append(tuple(messages))
         self.salts.append(cache_salt)
         names = list(self.rules if rules is None else rules)
         if messages and messages[-1].content == "breaks":
             raise GuardError("the check broke")
         waiting: dict[str, Any] = dict.fromkeys(names)
-        call = Call([None] * len(names), waiting)
+        call = Call([*[None] * len(names), *policy_scores(policies, messages)], waiting)
         if any(message.content == "cannot be judged" for message in messages):
-            call.outcomes = [Refusal(name, "it does not fit", "too_long") for name in names]
+            call.outcomes = [Refusal("all", "it does not fit", "too_long")] * len(call.outcomes)
             waiting.clear()
         self.open.append((names[:], call))
-        calibrations = dict.fromkeys(self.logits, CALIBRATION)
+        asked = (*names, *map(policy_name, range(len(policies))))
+        calibrations = dict.fromkeys((*self.logits, *asked), CALIBRATION)
         versions = {name: self.rules[name].version for name in names if name in self.rules}
-        return OpenCheck(tuple(names), calibrations, call, versions, unread_parts(messages))
+        by = dict.fromkeys(asked, "reader")
+        by |= {name: self.rules[name].by for name in names if name in self.rules}
+        return OpenCheck(asked, calibrations, call, versions, unread_parts(messages), by=by)
 
     def text_tokens(self, text: str) -> int:
         return len(text.split())
@@ -109,7 +124,7 @@ class ToyEngine:
             if names and not call.done:
                 name = names.pop(0)
                 call.waiting.pop(name)
-                call.outcomes[-1 - len(names)] = self._outcome(name, call)
+                call.outcomes[call.outcomes.index(None)] = self._outcome(name, call)
 
     def forget(self) -> None:
         assert not self.open or all(call.done for _, call in self.open)

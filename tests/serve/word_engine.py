@@ -26,12 +26,13 @@ class WordEngine(ToyEngine):
         rules: Sequence[str] | None,
         *,
         cache_salt: str | None = None,
+        policies: Sequence[str] = (),
     ) -> OpenCheck:
         text = "\n".join(message.content for message in messages)
         if CANNOT_BE_JUDGED in text:
             # What the toy engine knows is a message of these words and no others.
             return super().open_check((Message("user", CANNOT_BE_JUDGED),), rules)
-        check = super().open_check(messages, rules, cache_salt=cache_salt)
+        check = super().open_check(messages, rules, cache_salt=cache_salt, policies=policies)
         names, call = self.open[-1]
         if BREAKS in text:
             names[:] = ["crash"]

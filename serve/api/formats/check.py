@@ -4,6 +4,7 @@
                          messages as OpenAI has them, and "tools": [{"type": "function", …}]
                          or "rule_set": "support", "metadata": {"channel": "email"}
                          default: every rule that is served
+                         and "policies": ["never promise a date", …], which are no rules
     GET  /v1/rules       the rules, their wording and their thresholds
     GET  /v1/rule_sets   the rule sets, and their rules
 
@@ -17,6 +18,7 @@ import json
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Request
@@ -36,6 +38,7 @@ from serve.api.wire_format import ASKED, REPLY, RULE, ExampleRequest, WireFormat
 from serve.engine import Check
 from serve.engine.codes import Code
 from serve.policy.rule_set import RuleSet
+from serve.policy.stated import is_stated, named_policies
 from serve.registry.rollout import ENFORCE
 
 log = logging.getLogger(__name__)
@@ -64,14 +67,27 @@ class MessageBody(ChatMessage):
         return self
 
 
-def _distinct(rules: list[str] | None) -> list[str] | None:
-    if rules is not None and len(set(rules)) < len(rules):
-        raise ValueError("a rule is named twice")
-    return rules
+def _readable(policy: str) -> str:
+    """The policy in one line. Raises ValueError for one without a word."""
+    if says_nothing([Message("system", policy)]):
+        raise ValueError("says nothing")
+    return " ".join(policy.split())
+
+
+def _distinct(texts: list[str] | None) -> list[str] | None:
+    if texts is not None and len(set(texts)) < len(texts):
+        raise ValueError("one of them stands there twice")
+    return texts
+
+
+Policy = Annotated[
+    str, Field(min_length=1, max_length=limits.MAX_POLICY), AfterValidator(_readable)
+]
 
 
 class CheckRequest(StrictBody):
-    """A conversation, and the rules or the rule set to check it against.
+    """A conversation, and the rules or the rule set to check it against; beside them `policies`,
+    sentences that are judged as they stand. With these there may be no rules.
 
     `tools` are what the assistant may call, and are judged with the messages. `metadata` are what
     the conditions of a rule set read. Conversations of different `cache_salt` share nothing in the
@@ -85,7 +101,12 @@ class CheckRequest(StrictBody):
     tools: Annotated[list[dict[str, Any]] | None, Field(max_length=limits.MAX_TOOLS)] = None
     rules: Annotated[
         list[str] | None,
-        Field(min_length=1, max_length=limits.MAX_RULES),
+        Field(max_length=limits.MAX_RULES),
+        AfterValidator(_distinct),
+    ] = None
+    policies: Annotated[
+        list[Policy] | None,
+        Field(min_length=1, max_length=limits.MAX_RULES, fail_fast=True),
         AfterValidator(_distinct),
     ] = None
     rule_set: str | None = None
@@ -114,6 +135,12 @@ class CheckRequest(StrictBody):
         return self
 
     @model_validator(mode="after")
+    def _asks_something(self) -> Self:
+        if self.rules == [] and not self.policies:
+            raise ValueError("rules: name at least one, or state policies")
+        return self
+
+    @model_validator(mode="after")
     def _has_metadata_for_a_rule_set(self) -> Self:
         if self.metadata is not None and self.rule_set is None:
             raise ValueError("metadata are for the conditions of a rule set; name one")
@@ -133,10 +160,12 @@ class ExplainedCheckRequest(CheckRequest):
 
 
 class RuleResult(BaseModel):
-    """One rule's verdict; a violation is `p_violation` >= `threshold`.
+    """One rule's verdict; a violation is `p_violation` >= `threshold`. `by` is what answered:
+    weights of a method, or the `reader` or the bare `base` where the rule has no weights.
 
     It is not `confident` where the probability is too near to the threshold, or the rule's
     validation rows were not like the conversation. `code` says so where they lack its language.
+    `rule` is `policies.0` for the first policy that the request states.
     """
 
     rule: str
@@ -144,6 +173,7 @@ class RuleResult(BaseModel):
     p_violation: float
     threshold: float
     confident: bool
+    by: str
     code: Code | None = None
 
     @classmethod
@@ -155,6 +185,7 @@ class RuleResult(BaseModel):
             threshold=verdict.threshold,
             confident=verdict.confident,
             code="unseen_language" if verdict.unseen_language else None,
+            by=verdict.by,
         )
 
 
@@ -210,6 +241,7 @@ class CheckResponse(BaseModel):
     decided_by: list[str]
     rule_set: str | None
     results: list[RuleResult]
+    policies: list[RuleResult] | None = None
     unjudged: list[UnjudgedRule]
     usage: TokenUsage
     latency_ms: float
@@ -218,11 +250,17 @@ class CheckResponse(BaseModel):
     @classmethod
     def of(cls, decided: DecidedCheck, rule_set: str | None) -> CheckResponse:
         check, decision = decided
+        results = [RuleResult.of(verdict) for verdict in check.verdicts]
+        names = [*check.refused, *(result.rule for result in results)]
+        policies = None
+        if any(map(is_stated, names)):
+            policies = [result for result in results if is_stated(result.rule)]
         return cls(
             verdict=decision.ruling.value,
             decided_by=list(decision.decided_by),
             rule_set=rule_set,
-            results=[RuleResult.of(verdict) for verdict in check.verdicts],
+            results=[result for result in results if not is_stated(result.rule)],
+            policies=policies,
             unjudged=unjudged_rules(check),
             usage=TokenUsage.of([check]),
             latency_ms=check.wall_ms,
@@ -230,13 +268,16 @@ class CheckResponse(BaseModel):
 
 
 class ServedRule(BaseModel):
-    """A rule that is served: its wording in the prompt, if any, its threshold, version and mode."""
+    """A rule that is served: its wording in the prompt, if any, threshold, version and mode; `by`:
+    what judges it.
+    """
 
     rule: str
     text: str
     threshold: float
     version: str
     mode: str
+    by: str
 
 
 class ServedRuleSet(BaseModel):
@@ -255,7 +296,7 @@ async def check(body: ExplainedCheckRequest, request: Request) -> CheckResponse:
     if body.explain:
         try:
             first = len(body.tool_turns) + 1
-            asked_of = (body.conversation, first, body.cache_salt)
+            asked_of = (question, body.conversation, first)
             response.explanations = await explanations(request, decided, *asked_of)
         except GuardError as error:  # the verdicts stand without explanations
             log.warning("violations are not explained: %s", engine_failure(error))
@@ -275,6 +316,7 @@ async def rules(request: Request) -> list[ServedRule]:
                 threshold=card.threshold,
                 version=card.version,
                 mode=str(rollout.mode if rollout else ENFORCE),
+                by=card.by,
             )
         )
     return served
@@ -292,9 +334,9 @@ async def rule_sets(request: Request) -> list[ServedRuleSet]:
 async def explanations(
     request: Request,
     decided: DecidedCheck,
+    question: Question,
     conversation: Sequence[Message],
     first: int = 1,
-    cache_salt: str | None = None,
 ) -> dict[str, Explanation]:
     """The turn that carries each violation: the one at whose end the rule's logit rises most. Turns
     count from the one that the `first` part of the conversation ends with.
@@ -312,7 +354,7 @@ async def explanations(
     explaining = Request({**request.scope, "deadline": deadline}, request.receive)
     growing = [conversation[:end] for end in range(first, len(conversation))]
     rule_set = RuleSet.any_of(violated)
-    question = Question(rule_set, cache_salt=cache_salt, purpose="explanation", within=conversation)
+    question = replace(question, rule_set=rule_set, purpose="explanation", within=conversation)
     checks = await CheckService.of(request).check_each(explaining, growing, question)
     turns = []
     for at_end in (*checks.all(), decided):
@@ -339,10 +381,14 @@ def _largest_rise(verdicts: Sequence[Verdict | None]) -> Explanation:
 
 
 def asked(body: CheckRequest, request: Request) -> Question:
-    """What the body asks, of what is served now. Raises HTTPException 422 for a misspelt name."""
-    catalogue = Caller.of(request).catalogue
-    rule_set = catalogue.selected(body.rules, body.rule_set, unknown=422)
-    return Question(rule_set, body.metadata, body.cache_salt)
+    """What the body asks, of what is served now. Raises HTTPException 422 for a misspelt name, and
+    for more policies than the caller may state.
+    """
+    caller, policies = Caller.of(request), named_policies(body.policies or ())
+    rule_set = caller.catalogue.selected(body.rules, body.rule_set, unknown=422)
+    caller.check_policies(len(policies), len(rule_set.rules))
+    rule_set = rule_set.or_any_of(tuple(policies))
+    return Question(rule_set, body.metadata, body.cache_salt, policies=policies)
 
 
 def error_body(status: int, message: str, code: Code) -> dict[str, Any]:

@@ -154,13 +154,13 @@ async def _judge(
 
 def _detection(verdict: Verdict, version: str) -> Detection:
     """A rule that is violated; `score` is the calibrated probability of it."""
-    threshold, confident = verdict.threshold, verdict.confident
+    stated = {"threshold": verdict.threshold, "confident": verdict.confident}
     return {
         "detection": "violation",
         "detection_type": verdict.rule,
         "detector_id": verdict.rule,
         "score": verdict.p_violation,
-        "metadata": {"threshold": threshold, "confident": confident, "version": version},
+        "metadata": {**stated, "version": version, "by": verdict.by},
     }
 
 

@@ -23,7 +23,9 @@ from serve.policy.logic import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALU
 log = logging.getLogger(__name__)
 
 MAX_MESSAGES = 10_000  # of a conversation; a message costs five tokens at least
-MAX_RULES = 1_000  # of a check
+MAX_RULES = 1_000  # of a check, with the policies that its request states
+MAX_POLICY = 1_200  # characters of one
+POLICIES = 100  # that a request may state, where there are no tenants and nothing else is said
 MAX_TOOLS = 1_000  # that a request describes
 # Of a conversation: several times as many as fit any context, and few enough to tokenise in a
 # second.

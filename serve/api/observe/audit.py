@@ -189,10 +189,16 @@ def _line(record: CheckRecord) -> dict[str, Any]:
         line["content"] = record.content_hash
     check = record.check
     if check is not None:
-        line["rules"] = [_rule_line(record, verdict) for verdict in check.verdicts]
+        said = {verdict.rule: _rule_line(record, verdict) for verdict in check.verdicts}
+        line["rules"] = [said[name] for name in said if name not in record.policies]
         line["unjudged"] = {rule: refusal.code for rule, refusal in check.refused.items()}
         if record.said:
             line["on_trial"] = [_version_line(record, judged) for judged in record.said]
+        stated: list[dict[str, Any]] = []
+        for name, text_hash in record.policies.items():
+            stated.append({"rule": name, "text": text_hash, **said.get(name, {})})
+        if stated:
+            line["policies"] = stated
         line["cached_tokens"] = check.cached_tokens
         line["computed_tokens"] = check.computed_tokens
     return line
@@ -206,6 +212,7 @@ def _rule_line(record: CheckRecord, verdict: Verdict) -> dict[str, Any]:
         "threshold": verdict.threshold,
         "verdict": verdict.word,
         "confident": verdict.confident,
+        "by": verdict.by,
     }
 
 

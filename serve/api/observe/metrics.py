@@ -21,6 +21,7 @@ from serve.engine.thread.engine_thread import EngineThread
 
 # Seconds, from a cached suffix to the default timeout.
 LATENCIES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+POLICIES = "policies"  # the label of all that requests state: their numbers mean nothing here
 VERDICTS = ("allow", "violation", "unjudged")
 
 
@@ -80,8 +81,9 @@ class Metrics:
         self._latency.labels(rule_set).observe(record.latency_s)
         self._checks.labels(record.request.tenant or "", rule_set, record.verdict).inc()
         for verdict in record.check.verdicts:
-            self._verdicts.labels(verdict.rule, verdict.word).inc()
-            self._uncertain.labels(verdict.rule).inc(not verdict.confident)
+            rule = POLICIES if verdict.rule in record.policies else verdict.rule
+            self._verdicts.labels(rule, verdict.word).inc()
+            self._uncertain.labels(rule).inc(not verdict.confident)
         for said in record.said:
             labels = (said.rule, said.version, said.mode, str(said.decides).lower(), said.word)
             self._on_trial.labels(*labels).inc()
@@ -89,6 +91,7 @@ class Metrics:
             disagreed = self._disagreed.labels(trial.rule, trial.version)
             disagreed.inc(trial.disagrees(champion))
         for rule, refusal in record.check.refused.items():
+            rule = POLICIES if rule in record.policies else rule
             self._verdicts.labels(rule, "unjudged").inc()
             self._unjudged.labels(refusal.code).inc()
 
@@ -139,8 +142,8 @@ class EngineCollector(Collector):
         counts.add_metric(["failed"], restarts.failed)
         yield counts
         # Which version answers which rule: to join with the others by `rule`.
-        text, labels = "A rule's version.", ["rule", "version"]
+        text, labels = "A rule's version, and what answers.", ["rule", "version", "by"]
         info = GaugeMetricFamily("guard_rule_info", text, labels=labels)
         for rule, card in self._rules.items():
-            info.add_metric([rule, card.version], 1.0)
+            info.add_metric([rule, card.version, card.by], 1.0)
         yield info

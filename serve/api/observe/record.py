@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, Protocol, runtime_checkable
 
@@ -66,7 +66,8 @@ class CheckRecord:
     message: then it is of a part of a conversation, and its verdicts are nobody's answer. `said` is
     what each version of the rules said that are on trial. `began_s` is Unix time. `cards` are those
     of the rule set's rules that were served then, `other_cards` of what else may have judged: what
-    is on trial, and what came meanwhile. `content_hash` is empty where nobody has a key.
+    is on trial, and what came meanwhile. `content_hash` is empty where nobody has a key. So is each
+    hash of `policies`, which the request states, by their names among the rules.
     """
 
     request: RequestFacts
@@ -81,6 +82,7 @@ class CheckRecord:
     said: Sequence[JudgedVersion] = ()
     other_cards: Sequence[Card] = ()
     content_hash: str = ""
+    policies: Mapping[str, str] = field(default_factory=dict)
 
     def judging(self) -> list[Card]:
         """The cards of the versions that gave the verdicts, as far as they are known."""

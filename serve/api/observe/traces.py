@@ -88,6 +88,7 @@ def _add_rules(span: Span, check: Check, time_ns: int) -> None:
             "guard.verdict": verdict.word,
             "guard.p_violation": verdict.p_violation,
             "guard.threshold": verdict.threshold,
+            "guard.by": verdict.by,
         }
         span.add_event("guard.rule", attributes, timestamp=time_ns)
     for rule, refusal in check.refused.items():

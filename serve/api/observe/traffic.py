@@ -120,11 +120,12 @@ class Traffic:
                 self._add(rule, card.version, VersionCounts(checks=1, unjudged=1))
             return
         on_trial = {said.rule for said in record.said}
+        elsewhere = on_trial | record.policies.keys()  # of which there are no versions
         for verdict in record.check.verdicts:
-            if verdict.rule not in on_trial:
+            if verdict.rule not in elsewhere:
                 version = record.version_of(verdict.rule)
                 self._add(verdict.rule, version, VersionCounts(checks=1, flagged=verdict.violates))
-        for rule in record.check.refused.keys() - on_trial:
+        for rule in record.check.refused.keys() - elsewhere:
             self._add(rule, record.version_of(rule), VersionCounts(checks=1, unjudged=1))
         for rule in on_trial:
             self._add_trial([said for said in record.said if said.rule == rule], record)

@@ -25,7 +25,7 @@ from serve.api.access import Caller
 from serve.api.app import put_in_front
 from serve.api.catalogue import Catalogue
 from serve.api.formats import stream
-from serve.api.input.limits import MAX_REQUESTS, TIMEOUT_HEADER, route_path
+from serve.api.input.limits import MAX_REQUESTS, POLICIES, TIMEOUT_HEADER, route_path
 from serve.api.observe.requests import REQUEST_ID
 from serve.api.watch import watch
 from serve.cluster.front.probes import ClusterProbes
@@ -48,6 +48,7 @@ def create_ingress(
     tenants: Tenants | None = None,
     is_watching: bool = False,
     replicas: int = 1,
+    policies: int = POLICIES,
 ) -> FastAPI:
     """The app that listens for the service's `replicas`.
 
@@ -60,7 +61,8 @@ def create_ingress(
     app.state.is_watching = is_watching
     app.add_middleware(NamedReplicas)
     catalogue = Catalogue(service.cards, rule_sets or {})
-    put_in_front(app, catalogue, tenants, timeout_s, service.metrics, MAX_REQUESTS * replicas)
+    most = MAX_REQUESTS * replicas
+    put_in_front(app, catalogue, tenants, timeout_s, service.metrics, most, policies)
     app.include_router(admin.router)
     app.include_router(reviews.router)
     ClusterProbes(service).add_to(app)

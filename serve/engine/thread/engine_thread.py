@@ -61,6 +61,7 @@ class PendingCheck:
     rules: tuple[str, ...] | None
     cache_salt: str | None
     deadline: float  # by time.monotonic
+    policies: tuple[str, ...] = ()
     future: Future[Check] = field(default_factory=Future)
     is_given_up: bool = False
 
@@ -166,6 +167,7 @@ class EngineThread:
         *,
         cache_salt: str | None = None,
         deadline: float = math.inf,
+        policies: Sequence[str] = (),
     ) -> Future[Check]:
         """`GuardEngine.check`, from any thread. Nobody waits for it after `deadline`, by
         time.monotonic. Raises Overloaded, also where it would hardly be answered by then, and
@@ -173,7 +175,7 @@ class EngineThread:
         """
         names = None if rules is None else names_listed(rules, "rules")
         deadline = min(deadline, time.monotonic() + self._timeout_s)
-        pending = PendingCheck(tuple(messages), names, cache_salt, deadline)
+        pending = PendingCheck(tuple(messages), names, cache_salt, deadline, tuple(policies))
         with self._queue_lock:
             self._check_takes_work()
             self._check_is_in_time(deadline)
@@ -355,7 +357,10 @@ class EngineThread:
             if failure := pending.failure():
                 raise failure
             check = self._engine.open_check(
-                pending.messages, pending.rules, cache_salt=pending.cache_salt
+                pending.messages,
+                pending.rules,
+                cache_salt=pending.cache_salt,
+                policies=pending.policies,
             )
         except BaseException as error:  # to the caller, who is on another thread
             _fail(pending, error)

@@ -16,7 +16,7 @@ RULE_SETS = {
     "strict": RuleSet(("flagged",), RuleSet.any_of(["flagged"]).violated_if, "strict"),
 }
 SHOP = Tenant("shop", ("support",), TenantLimits(concurrent_checks=1, body_bytes=2000))
-BANK = Tenant("bank", ("support", "strict"), TenantLimits(characters=100))
+BANK = Tenant("bank", ("support", "strict"), TenantLimits(characters=100), policies=2)
 HEADERS = {
     "shop": {"authorization": "Bearer shop's key"},
     "bank": {"x-api-key": "bank's key"},

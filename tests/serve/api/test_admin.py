@@ -90,7 +90,7 @@ def test_the_rule_answers_by_its_new_weights_and_no_old_block_is_read(
     assert before == load_card(trained.folder).version
     version, line = map(json.loads, (tmp_path / "audit.jsonl").read_text().splitlines())
     assert version["version"] == line["rules"][0]["version"] == before
-    named = f'guard_rule_info{{rule="{RULE}",version="{before}"}} 1.0'
+    named = f'guard_rule_info{{by="alora",rule="{RULE}",version="{before}"}} 1.0'
     assert named in client.get("/metrics").text
     for number in (1, 0):
         trained.train(trained.versions[number])

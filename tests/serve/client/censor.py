@@ -24,8 +24,9 @@ class Censor(ToyEngine):
         rules: Sequence[str] | None,
         *,
         cache_salt: str | None = None,
+        policies: Sequence[str] = (),
     ) -> OpenCheck:
-        opened = super().open_check(messages, rules, cache_salt=cache_salt)
+        opened = super().open_check(messages, rules, cache_salt=cache_salt, policies=policies)
         if any("forbidden" in message.content for message in messages):
             self.violated.append(opened.call)
         return opened

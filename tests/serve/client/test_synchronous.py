@@ -43,7 +43,7 @@ from tests.serve.kept import KeptVersions
 from tests.serve.serving import MESSAGES, serving
 
 BAD = [*ASKED, {"role": "assistant", "content": "forbidden"}]
-FINE = {"rule": "fine", "p_violation": 0.1, "threshold": 0.5, "confident": True}
+FINE = {"rule": "fine", "p_violation": 0.1, "threshold": 0.5, "confident": True, "by": "head"}
 LONG = {"rule": "long", "code": "too_long", "reason": "it does not fit"}
 BODY: dict[str, Any] = {"verdict": "allow", "decided_by": ["fine"], "unjudged": [LONG]}
 BODY |= {"results": [FINE | {"verdict": "allow"}], "latency_ms": 1.5}
@@ -178,6 +178,12 @@ def test_feedback_names_the_check_and_what_the_rule_should_have_said(kind: Clien
     ann = {"request_id": "ab-1", "rule": "words", "label": "allow", "reviewer": "ann"}
     assert first == ann | {"note": "", "conversation": None, "messages": None}
     assert second == ann | {"label": "violation", "reviewer": "bob"} | more
+
+
+def test_stated_policies_have_answers_of_their_own(guard: Guard) -> None:
+    answer = guard.check(BAD, ["fine"], policies=["never say forbidden", "never promise"])
+    assert answer.decided_by == ("policies.0",) and list(answer.results) == ["fine"]
+    assert [policy.violates for policy in answer.policies.values()] == [True, False]
 
 
 def test_tools_are_judged_with_the_messages(guard: Guard) -> None:

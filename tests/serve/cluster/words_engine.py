@@ -21,11 +21,12 @@ from guard.weights.card import Card, load_card
 from serve.api.app import create_app
 from serve.cluster.replica import ServedApp
 from serve.engine import Call, OpenCheck, Score
+from serve.engine.engine import policy_name
 from serve.engine.score import EngineCounters
 from serve.registry.registry import FOLDER_DIGITS
 from serve.registry.reviews import ReviewStore
 from tests.serve.cards import save_card
-from tests.serve.toy_engine import ToyEngine
+from tests.serve.toy_engine import CALIBRATION, ToyEngine, policy_scores
 
 VIOLATES = "violates"  # in a message: every rule is violated
 BREAKS = "breaks"  # in a message, before the name of a rule: this rule is violated
@@ -74,6 +75,7 @@ class WordsEngine(ToyEngine):
         rules: Sequence[str] | None = None,
         *,
         cache_salt: str | None = None,
+        policies: Sequence[str] = (),
     ) -> OpenCheck:
         """Open a check as `GuardEngine.open_check` does, by the weights that are served now."""
         names = tuple(self.rules if rules is None else rules)
@@ -85,10 +87,13 @@ class WordsEngine(ToyEngine):
             sign = 1.0 if is_violated else -1.0
             logit = sign * (2.0 + _strength(self.rules[name]))
             call.outcomes[index] = Score(logit, cached_tokens=3, computed_tokens=2, latency_ms=1.0)
+        call.outcomes += policy_scores(policies, messages)
         self.open.append(([*names], call))
         calibrations = {name: self.rules[name].calibration for name in names}
+        stated = tuple(policy_name(index) for index in range(len(policies)))
+        calibrations |= dict.fromkeys(stated, CALIBRATION)
         versions = {name: self.rules[name].version for name in names}
-        return OpenCheck(names, calibrations, call, versions)
+        return OpenCheck((*names, *stated), calibrations, call, versions)
 
     def step(self) -> None:
         """Answer all open checks."""

@@ -32,6 +32,7 @@ tenants:
     keys_sha256: ["{key_hash("bank's key")}"]
     rule_sets: [support, strict]
     shares_cache: true
+    policies: 20
 """
 
 
@@ -51,6 +52,7 @@ def test_tenants_are_found_by_any_of_their_keys_and_admins_with_their_roles(tmp_
     assert shop.limits == TenantLimits(concurrent_checks=8, characters=50000)
     assert (shop.shares_cache, bank.shares_cache) == (False, True)
     assert bank.rule_sets == ("support", "strict")
+    assert (shop.policies, bank.policies) == (0, 20)
 
 
 def shop(keys: str = f"'{KEY}'", rule_sets: str = "support", more: str = "") -> str:

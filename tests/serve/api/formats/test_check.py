@@ -59,7 +59,7 @@ MALFORMED: dict[str, dict[str, object]] = {
     "rules: not served: fone, x; Did you mean 'fine'? GET /v1/rules lists them": asked(
         rules=["fone", "x"]
     ),
-    "rules: a rule is named twice": asked(rules=["fine", "fine"]),
+    "rules: one of them stands there twice": asked(rules=["fine", "fine"]),
     "a rule set or rules, not both": asked(rules=["fine"], rule_set="both"),
     "metadata are for the conditions": asked(metadata={"channel": "email"}),
     "metadata: at most 32 keys": asked(

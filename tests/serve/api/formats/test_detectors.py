@@ -20,7 +20,10 @@ DETECTION = {
     "detection_type": "flagged",
     "detector_id": "flagged",
     "score": pytest.approx(1 / (1 + math.e)),
-    "metadata": {"threshold": 0.25, "confident": False, "version": "0123456789abcdef"},
+    "metadata": {
+        **{"threshold": 0.25, "confident": False},
+        **{"version": "0123456789abcdef", "by": "alora"},
+    },
 }
 CONTENTS = "/api/v1/text/contents"
 BODIES: dict[str, dict[str, Any]] = {

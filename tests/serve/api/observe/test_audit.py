@@ -42,8 +42,9 @@ LINE = (
     '"decided_by": ["flagged"], "purpose": "answer", "failure": null, "latency_ms": 125.0, '
     '"rules": [{"rule": "flagged", "version": "0123abcd", "p_violation": 0.75, "threshold": 0.5, '
     '"verdict": "violation", '
-    '"confident": true}, {"rule": "fine", "version": "0123abcd", "p_violation": 0.45, '
-    '"threshold": 0.5, "verdict": "allow", "confident": false}], "unjudged": {"broken": "nan"}, '
+    '"confident": true, "by": "reader"}, {"rule": "fine", "version": "0123abcd", "p_violation": '
+    '0.45, "threshold": 0.5, "verdict": "allow", "confident": false, "by": ""}], '
+    '"unjudged": {"broken": "nan"}, '
     '"cached_tokens": 30, "computed_tokens": 12}'
 )
 
@@ -300,7 +301,7 @@ def test_what_the_engine_says_of_itself_is_new(serve: Serve) -> None:
     said |= {"guard_engine_step_seconds_total": 1.5, "guard_cache_capacity_tokens": 4096}
     said |= {"guard_ready": 1, "guard_checks_waiting": 0}
     assert {name: after[(name,)] for name in said} == said
-    assert after["guard_rule_info", "fine", "0123456789abcdef"] == 1
+    assert after["guard_rule_info", "alora", "fine", "0123456789abcdef"] == 1
     engine.is_usable = False
     assert scraped(client)[("guard_ready",)] == 0
 

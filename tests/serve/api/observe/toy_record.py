@@ -16,7 +16,7 @@ MARKER = "marker-7f3a9c"  # stands in what is checked, and must stand nowhere el
 CARD: Any = SimpleNamespace(version="0123abcd", model_dump=lambda **_: {"rule": "flagged"})
 CHECK = Check(
     verdicts=(
-        Verdict("flagged", 1.0, 0.75, 0.5),
+        Verdict("flagged", 1.0, 0.75, 0.5, by="reader"),
         Verdict("fine", -1.0, 0.45, 0.5, confident=False),
     ),
     refused={"broken": Refusal("rule 'broken'", f"a reason that quotes {MARKER}", "nan")},

@@ -52,6 +52,16 @@ def test_checks_are_answered_as_by_one_server_and_a_conversation_by_one_replica(
         assert client.get("/docs").status_code == 200
 
 
+def test_policies_are_judged_by_the_replicas_in_checks_and_streams(cluster: LocalCluster) -> None:
+    asked = body("On Monday.", "manners") | {"policies": ["Never say Monday"]}
+    stream = "\n".join(map(json.dumps, (asked, {"end": True})))
+    with cluster.client() as client:
+        answer = client.post("/v1/check", json=asked).json()
+        assert (answer["verdict"], answer["decided_by"]) == ("violation", ["policies.0"])
+        last = client.post("/v1/check/stream", content=stream).text.splitlines()[-1]
+        assert json.loads(last)["judgement"]["policies"] == answer["policies"]
+
+
 def test_a_reply_whose_id_stood_for_two_conversations_is_refused_as_by_one_server(
     cluster: LocalCluster,
 ) -> None:
