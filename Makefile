@@ -44,6 +44,7 @@ JUDGED ?=##   for make rule: whose words can violate it, by default assistant
 SPLITS ?=##   for your own data: keep its splits, clean leaks out of them, or new
 WIDE ?=##   1: make serve to 500 rules and 32,000 tokens, with 1,000 adapters resident, in an hour
 ROWS ?=##   for make curve: numbers of labelled rows, by default 50,100,300,1000,all; beside generated ones 0,20,50,100; 0 of a file alone: the reader
+FROM ?=##   for make reader: the folder of its sources, each cloned as OWNER+NAME; without it, the data that it made before
 A ?=##   for make replay: a folder of weights, runs/MODEL/RULE/METHOD; make rules names those of older versions
 B ?=##   for make replay: the other one
 OUT ?=##   for make scan and replay: the folder for the verdicts, by default runs/scan or runs/replay
@@ -76,11 +77,11 @@ clients := .venv-clients/setup.stamp
 cluster := .venv/cluster.stamp
 
 # Handed on as they stand: a sentence, or a file's name, may hold any quote or dollar.
-as_they_stand := POLICY DATA UNLABELLED A B FILES OUT WHY
+as_they_stand := FROM POLICY DATA UNLABELLED A B FILES OUT WHY
 $(foreach variable,$(as_they_stand),$(eval override $(variable) := $$(value $(variable))))
 export $(as_they_stand)
 
-.PHONY: help help-all all rule data train eval serve up scan rules publish rollback test try mode push pull verify reviews plan calibrate test-gpu-path replay curve bench merge fuzz doctor setup check format clean
+.PHONY: help help-all all rule data train eval serve up scan rules publish rollback test try mode push pull verify reviews plan calibrate test-gpu-path replay curve bench merge reader fuzz doctor setup check format clean
 
 commands := awk -F ' *\#\#   ' '/^[a-z-]+:.*\#\#/ { sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, $$2 }'
 variables := awk -F ' *\#\#   ' '/^[A-Z_]+ \?=.*\#\#/ { sub(/ \?= */, "=", $$1); printf "  %-22s %s\n", $$1, $$2 }'
@@ -217,6 +218,10 @@ curve: $(ready) ##   how many rows, and which method? AUROC against rows of DATA
 
 bench: $(ready) ##   lists the benchmarks; NAME=encoder runs one -> table, runs/*_bench.json
 	$(python) -m serve.bench $(if $(name),'$(name)' $(of_every_bench)) $(OPTIONS)
+
+reader: $(ready) ##   FROM=clones -> the reader of MODEL, which judges rules without weights; an hour or more, resumable
+	$(if $(FROM),$(python) -m data.reader.build "$$FROM")
+	$(python) -m train.reader.run --model $(MODEL)
 
 merge: $(ready) ##   a rule's LoRA folded into the base's weights, for a server of one rule -> runs/MODEL/RULE/merged
 	$(python) -m serve.merge --rule '$(RULE)' --model $(MODEL)

@@ -67,14 +67,23 @@ def read(clones: Path, files: str) -> Iterator[tuple[str, dict[str, Any]]]:
     clone = clones / name.replace("/", "+")
     paths = sorted(clone.glob(pattern))
     if not paths:
-        remedy = f"Clone {name} there, at the commit that {TABLE_FILE.name} names"
+        remedy = f"Clone github.com/{name} there as {clone.name}"
         raise GuardError(f"{name} lacks {pattern}", where=clone, remedy=remedy)
     for path in paths:
         rows: Iterable[Any] = (row.fields for row in read_rows(str(path)))
         if path.suffix == ".json":
-            rows = json.loads(path.read_bytes())
+            rows = _json_rows(path.read_text(encoding="utf-8"))
         for row in rows:
             yield f"{name}:{path.relative_to(clone)}", row
+
+
+def _json_rows(text: str) -> list[Any]:
+    """Of a list its items, of an object itself, of lines an object each."""
+    try:
+        rows = json.loads(text)
+    except ValueError:
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    return rows if isinstance(rows, list) else [rows]
 
 
 def of_parts(parts: Iterable[RealPart], clones: Path) -> Iterator[RealRow]:

@@ -37,6 +37,11 @@ class Runs:
         return self.root / "reviews" / f"{rule}.jsonl"
 
     @property
+    def reader(self) -> Path:
+        """What the reader is made from, and of: its data, its training."""
+        return self.root / "reader"
+
+    @property
     def report(self) -> Path:
         return self.root / "report.json"
 

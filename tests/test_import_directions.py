@@ -47,6 +47,7 @@ ROOMS = {
     "train/head": ("train/calibration",),
     "train/adapter": ("train/calibration", "train/head"),  # an adapter may answer by a head
     "train/prefix": ("train/adapter", "train/calibration", "train/head"),
+    "train/reader": ("train/adapter", "train/calibration", "train/prefix"),
     "train/encoder": ("train/adapter", "train/calibration", "train/head"),
     "eval/judge": (),
     "eval/report": ("eval/judge",),

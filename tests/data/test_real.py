@@ -59,5 +59,5 @@ def test_a_file_that_is_missing_is_named_and_nothing_is_written(
     monkeypatch.setattr(sys, "argv", ["real", str(tmp_path), str(tmp_path / "out")])
     with pytest.raises(SystemExit):
         real.main()
-    assert "Clone ReversecLabs/spikee there" in capsys.readouterr().err
+    assert "Clone github.com/ReversecLabs/spikee there" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -32,7 +32,7 @@ from guard.recipe import Recipe
 from guard.rule import Reads
 from train.base import by_onednn, frozen, pinned
 from train.batch import by_length, pass_tokens
-from train.head.regression import Reader, RowSpans
+from train.head.regression import RowSpans, SpansReader
 from train.job import Job
 
 MOST_KEPT = 256 * 2**20  # bytes of kept states from which on all spans are dropped
@@ -67,7 +67,7 @@ class StateReader:
 _readers: dict[str, StateReader] = {}  # only the last recipe's
 
 
-def reader_of(job: Job) -> Reader:
+def reader_of(job: Job) -> SpansReader:
     """The reader of the spans that count for the job's rule, on an encoder that is loaded once."""
     key = fingerprint(job.recipe.model_dump(), job.recipe.base_revision)
     if key not in _readers:

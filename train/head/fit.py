@@ -34,7 +34,14 @@ from guard.weights.head import NO_WORDS, Head, WordWeights, mean_head
 from train.base import by_onednn, load_served_base
 from train.batch import by_length, left_padded, pass_tokens
 from train.examples import Row, Rows, has_of_each_label
-from train.head.regression import Reader, ReadRows, Regression, RowSpans, head_logits, read_rows
+from train.head.regression import (
+    ReadRows,
+    Regression,
+    RowSpans,
+    SpansReader,
+    head_logits,
+    read_rows,
+)
 from train.job import Job
 
 # Own training rows of either label, openings among them: with fewer, all rows are one fit.
@@ -52,7 +59,7 @@ class TrainedHead:
 
     method: str
     head: Head
-    reader: Reader
+    reader: SpansReader
     validation_logits: Sequence[float] = ()
 
     def logits(self, prompts: Sequence[Prompt]) -> list[float]:
@@ -71,7 +78,7 @@ def fit(jobs: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedHead | GuardError]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     base = load_served_base(recipe, device)
 
-    def reader_of(job: Job) -> Reader:
+    def reader_of(job: Job) -> SpansReader:
         return lambda prompts: decoder_spans(job, states(base, prompts), prompts)
 
     yield from fit_on(reader_of, jobs)
@@ -93,7 +100,7 @@ def judged_words(job: Job, prompt: Prompt) -> NgramRows:
 
 
 def fit_on(
-    reader_of: Callable[[Job], Reader], jobs: Sequence[tuple[Job, Rows]]
+    reader_of: Callable[[Job], SpansReader], jobs: Sequence[tuple[Job, Rows]]
 ) -> Iterator[TrainedHead | GuardError]:
     """The heads of `jobs` in order, each on the spans that its reader gives. The same rows give the
     same weights on one machine.
@@ -122,7 +129,7 @@ def states(base: PreTrainedModel, prompts: Sequence[Prompt]) -> np.ndarray:
     return last
 
 
-def fitted(job: Job, rows: Rows, reader: Reader) -> TrainedHead:
+def fitted(job: Job, rows: Rows, reader: SpansReader) -> TrainedHead:
     """The head of one job. Beside generated rows enough own rows have a head of their own
     (`fitted_to_own_rows`). Otherwise the fit with the lowest validation loss is the head. Raises
     GuardError for states that are not finite.
@@ -196,7 +203,7 @@ class HeldOutWords(NamedTuple):
 
 
 def fitted_with_held_out_words(
-    job: Job, rows: Rows, reader: Reader
+    job: Job, rows: Rows, reader: SpansReader
 ) -> tuple[TrainedHead, list[HeldOutWords]]:
     """The best fit to all rows alike, generated or own; and words for each training row. These
     words come from a fit with the same settings to the rows of the other folds. Where the other

@@ -109,7 +109,7 @@ class RowSpans(NamedTuple):
 
 
 # Prompts -> the spans of each.
-Reader = Callable[[Sequence[Prompt]], list[RowSpans]]
+SpansReader = Callable[[Sequence[Prompt]], list[RowSpans]]
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class ReadRows:
         return NgramVocabulary.of([spans.words for spans in self.spans])
 
 
-def read_rows(job: Job, reader: Reader, rows: Sequence[Row]) -> ReadRows:
+def read_rows(job: Job, reader: SpansReader, rows: Sequence[Row]) -> ReadRows:
     """The rows with their spans. Raises GuardError for states that are not finite."""
     spans = reader([row.prompt for row in rows])
     if not all(np.isfinite(row.states).all() for row in spans):

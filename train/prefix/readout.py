@@ -25,7 +25,7 @@ from guard.weights.head import NO_WORDS, Head, WordWeights
 from train.adapter.trained import float32_head, yes_minus_no
 from train.examples import Row, Rows
 from train.head.fit import fitted_with_held_out_words, judged_words
-from train.head.regression import Reader
+from train.head.regression import SpansReader
 from train.job import Job
 from train.prefix.prefixes import Prefixes
 from train.prefix.stacked import StackedModel
@@ -123,7 +123,7 @@ class HeadReadout(Readout):
         return logits.flatten() + torch.tensor(word_logits, device=logits.device)
 
 
-def begin_head(job: Job, rows: Rows, reader: Reader, alike: Path | None) -> Path:
+def begin_head(job: Job, rows: Rows, reader: SpansReader, alike: Path | None) -> Path:
     """The file of the head that is fitted to the job's rows: an interrupted run's, or a copy of
     `alike`, that of another job with the same rows, where there is one. Raises GuardError for
     states that are not finite.

@@ -1,0 +1,1 @@
+"""Data of the reader: conversations under policies of many rules."""
