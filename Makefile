@@ -81,7 +81,7 @@ as_they_stand := FROM POLICY DATA UNLABELLED A B FILES OUT WHY
 $(foreach variable,$(as_they_stand),$(eval override $(variable) := $$(value $(variable))))
 export $(as_they_stand)
 
-.PHONY: help help-all all rule data train eval serve up scan rules publish rollback test try mode push pull verify reviews plan calibrate test-gpu-path replay curve bench merge reader fuzz doctor setup check format clean
+.PHONY: help help-all all rule data train eval serve up scan rules publish rollback test try mode push pull verify reviews plan calibrate test-gpu-path replay curve bench reader merge fuzz doctor setup check format clean
 
 commands := awk -F ' *\#\#   ' '/^[a-z-]+:.*\#\#/ { sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, $$2 }'
 variables := awk -F ' *\#\#   ' '/^[A-Z_]+ \?=.*\#\#/ { sub(/ \?= */, "=", $$1); printf "  %-22s %s\n", $$1, $$2 }'

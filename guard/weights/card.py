@@ -31,7 +31,7 @@ CARD = "card.json"
 ZERO = "0-"  # begins the version of a rule without weights of its own
 BESIDE = "@"  # between a rule and its version in an engine's names; no rule has one
 VERSION = "version"  # the key of `Card.version` in the file
-LEFT_OUT = {"max_fpr_twins"}  # keys that a file may lack
+LEFT_OUT = {"max_fpr_twins", "untrained"}  # keys that a file may lack
 TWINS = "twins"  # the key of a split's `TwinRate` in the metrics
 RESTORE = "Train again or restore the folder"
 FORCE = "Run `make train` for this rule, with FORCE=1"  # which would keep an old card otherwise
@@ -80,7 +80,7 @@ class Card(Strict):
     # What pins the base that the weights were merged into; None: they lie beside the card.
     merged_revision: str | None = None
     # What judges a rule without weights of its own; None: its own weights.
-    untrained: Untrained | None = None
+    untrained: Untrained | None = Field(default=None, exclude_if=lambda by: by is None)
 
     @field_validator("method")
     @classmethod
@@ -128,25 +128,16 @@ class Card(Strict):
     @cached_property
     def version(self) -> str:
         """Identifies these weights: it covers every field, so whatever decides an answer."""
-        digest = fingerprint(self._content())
+        digest = fingerprint(self.model_dump(mode="json"))
         if self.untrained is not None:
             return ZERO + digest
         return digest
-
-    def _content(self) -> dict[str, Any]:
-        """What the file says. Of a rule's own weights nothing of others, as before there were any:
-        their version is the same.
-        """
-        content = self.model_dump(mode="json")
-        if self.untrained is None:
-            del content["untrained"]
-        return content
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         return type(self)(**(self.model_dump() | dict(update or {})))
 
     def save(self, folder: Path) -> None:
-        content = self._content() | {VERSION: self.version}
+        content = self.model_dump(mode="json") | {VERSION: self.version}
         text = json.dumps(content, indent=2, ensure_ascii=False)
         with atomic_write(folder / CARD) as part:
             part.write_text(text + "\n", encoding="utf-8")

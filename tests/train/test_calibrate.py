@@ -105,7 +105,7 @@ def test_own_rows_calibrate_and_a_rate_that_takes_others_too_is_no_head_s(
         job = make_encoder_job()
     with_own_rows(job, 16)
     rows = data(job)
-    metrics = finish(job, rows, RankedWeights(rows))
+    metrics = finish(job, rows, RankedWeights(rows))["validation"]
     assert (metrics["n"], metrics["accuracy"]) == (16, 1.0)
     assert len(read_predictions(job.folder, "validation", "")) == 32
     if kind == "head":

@@ -196,7 +196,7 @@ def test_validation_rows_calibrate(make_job: MakeJob, training_has_computed_them
     validation = trained.logits([row.prompt for row in rows.validation])
     if training_has_computed_them:
         trained.validation_logits = validation
-    metrics = finish(job, rows, trained)
+    metrics = finish(job, rows, trained)["validation"]
     assert (metrics["n"], metrics["accuracy"], metrics["auroc"]) == (32, 1.0, 1.0)
     calibration = calibrate(validation, [row.label for row in rows.validation])
     card = load_card(job.folder)

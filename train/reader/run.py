@@ -7,147 +7,47 @@ their policies are about was in no policy of training.
 from __future__ import annotations
 
 import argparse
-import shutil
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from peft import LoraConfig
-from safetensors.numpy import save_file
-from safetensors.torch import load_file
-from safetensors.torch import save_file as save_torch_file
-from sklearn.metrics import roc_auc_score
-
-from guard.calibrate import calibrate
-from guard.conversation.example import SPLITS, Example, Split
 from guard.errors import GuardError, exits_cleanly
-from guard.layout import Runs, fingerprint, split_files
-from guard.machine.provenance import versions
-from guard.method import HEAD, PEFT_WEIGHTS
-from guard.prompt.decoder import PromptBuilder
-from guard.recipe import MODELS, Recipe, load_recipe
-from guard.rule import text_hash
-from guard.weights.card import Card, file_digests
-from guard.weights.head import Head, answer_hash
-from train.adapter.trained import save_adapter
-from train.calibration.coverage import coverage
-from train.calibration.validation import validation_metrics
-from train.reader.rows import TokenUnit, read, steps
-from train.reader.trainer import ReaderInTraining, train
+from guard.layout import Runs
 
-METHOD = "alora"
+if TYPE_CHECKING:
+    from guard.recipe import Recipe
+    from guard.weights.card import Card
+
 SEED = 0
-NAME = "reader"  # as the rule of its card
-TEXT = "Any rule, as its words say."
-Answers = tuple[list[float], list[int], list[str]]  # logits, labels, sources
 
 
 def run(recipe: Recipe, runs: Runs, folder: Path) -> Card:
     """Train the reader of `recipe` and write its files into `folder`."""
+    from guard.conversation.example import SPLITS
+    from guard.layout import split_files
+    from guard.prompt.decoder import PromptBuilder
+    from train.reader.export import adapter_config, export
+    from train.reader.rows import read, steps
+    from train.reader.trainer import ReaderInTraining, train
+
     builder = PromptBuilder.of(recipe)
     files = split_files(runs.reader / "data")
     units = {split: read(file, builder) for split, file in zip(SPLITS, files, strict=True)}
     reader = ReaderInTraining(recipe, adapter_config(recipe, builder), SEED)
     train(reader, steps(units["train"], SEED), runs.reader)
-    reader.round()
-    answers = {split: reader.answers(units[split]) for split in SPLITS[1:]}
-    _save(reader, recipe, folder)
-    card = _card(recipe, builder, folder, files, units, answers)
-    card.save(folder)
-    return card
-
-
-def adapter_config(recipe: Recipe, builder: PromptBuilder) -> LoraConfig:
-    """That of the recipe's aLoRA, without dropout: each row is seen once."""
-    settings = recipe.settings(METHOD).lora | {"lora_dropout": 0.0}
-    invocation = list(builder.invocation(TEXT))
-    return LoraConfig(**settings, task_type="CAUSAL_LM", alora_invocation_tokens=invocation)
-
-
-def _save(reader: ReaderInTraining, recipe: Recipe, folder: Path) -> None:
-    """PEFT's two files, the weights in bfloat16, and the head's."""
-    shutil.rmtree(folder, ignore_errors=True)
-    reader.stacked.take_out()
-    save_adapter(reader.stacked.as_peft(0, reader.model), recipe, folder)
-    weights = load_file(folder / PEFT_WEIGHTS)
-    halved = {name: weight.bfloat16() for name, weight in weights.items()}
-    save_torch_file(halved, folder / PEFT_WEIGHTS, {"format": "pt"})
-    head = Head(reader.weight.detach().cpu().numpy(), float(reader.bias.detach()))
-    save_file(dict(head.tensors()), folder / HEAD)
-
-
-def _card(
-    recipe: Recipe,
-    builder: PromptBuilder,
-    folder: Path,
-    files: Sequence[Path],
-    units: dict[Split, list[TokenUnit]],
-    answers: dict[Split, Answers],
-) -> Card:
-    logits, labels, _ = answers["validation"]
-    calibration = calibrate(logits, labels)
-    return Card(
-        rule=NAME,
-        rule_text=TEXT,
-        rule_hash=text_hash(TEXT),
-        prompt_hash=builder.hash,
-        answer_hash=answer_hash(),
-        method=METHOD,
-        model=recipe.name,
-        base=recipe.base,
-        base_revision=recipe.base_revision,
-        data_hash=fingerprint(*files),
-        test_sha256=fingerprint(files[2]),
-        seed=SEED,
-        recipe=recipe.training_settings(METHOD),
-        versions=versions(),
-        metrics={
-            "validation": validation_metrics(logits, labels, calibration),
-            "held_out": _aurocs(answers["test"]),
-        },
-        temperature=calibration.temperature,
-        bias=calibration.bias,
-        threshold=calibration.threshold,
-        uncertainty_band=calibration.uncertainty_band,
-        coverage=coverage(
-            _examples(units["train"]), _examples(units["validation"]), logits, [], []
-        ),
-        max_fpr=None,
-        files=file_digests(folder, METHOD),
-    )
-
-
-def _aurocs(answers: Answers) -> dict[str, Any]:
-    """The AUROC over all rows, and of each source that has both labels."""
-    rows = list(zip(*answers, strict=True))
-    aurocs: dict[str, Any] = {"n": len(rows)}
-    for name in ("all", *sorted({source for _, _, source in rows})):
-        chosen = [(logit, label) for logit, label, source in rows if name in ("all", source)]
-        labels = [label for _, label in chosen]
-        if len(set(labels)) == 2:
-            auroc = roc_auc_score(labels, [logit for logit, _ in chosen])
-            aurocs[name] = round(float(auroc), 4)
-    return aurocs
-
-
-def _examples(units: Sequence[TokenUnit]) -> list[Example]:
-    """A row for each label."""
-    examples: list[Example] = []
-    for unit in sorted(units, key=lambda unit: unit.longest):
-        for place, label in zip(unit.stands_on, unit.labels, strict=True):
-            messages = unit.conversations[place]
-            examples.append(Example("", NAME, messages, label, "train", unit.source, ""))
-    return examples
+    return export(reader, recipe, builder, files, units, folder)
 
 
 @exits_cleanly
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m train.reader.run", description=__doc__)
     parser.add_argument("--model", default="smollm2", help="the recipe (default: %(default)s)")
-    recipe = load_recipe(parser.parse_args().model)
+    name = parser.parse_args().model
+    from guard.recipe import MODELS, load_recipe
+
+    recipe = load_recipe(name)
     if recipe.reader is None:
         remedy = "Say where it is to be, as `reader: smollm2/reader`"
-        raise GuardError("the recipe names no reader", where=f"recipe {recipe.name}", remedy=remedy)
+        raise GuardError("the recipe names no reader", where=f"recipe {name}", remedy=remedy)
     folder = MODELS / recipe.reader
     card = run(recipe, Runs(), folder)
     print(f"held out: {card.metrics['held_out']}\nwritten to {folder}")

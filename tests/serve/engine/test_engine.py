@@ -50,7 +50,8 @@ def test_a_check_has_a_verdict_a_rule_in_order_by_its_card_s_values(engine: Guar
     assert [verdict.rule for verdict in check.verdicts] == rules and not check.refused
     calibration = Calibration(temperature=2.0, threshold=0.25, uncertainty_band=(0.2, 0.3))
     for verdict in check.verdicts:
-        assert verdict == calibration.verdict(verdict.rule, verdict.logit)
+        expected = calibration.verdict(verdict.rule, verdict.logit)
+        assert verdict == expected._replace(by="alora")
     shared = len(prompts().prefix_ids(CONVERSATION))
     lengths = [len(prompts().build(CONVERSATION, RULE_TEXTS[rule]).token_ids) for rule in rules]
     assert check.cached_tokens == 2 * shared

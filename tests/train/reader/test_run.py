@@ -23,7 +23,7 @@ from guard.weights.head import Head
 from tests.train.conftest import FILLER, recipe
 from train.adapter.reader import load_reader
 from train.base import load_served_base
-from train.reader import rows, trainer
+from train.reader import export, rows, trainer
 from train.reader import run as command
 from train.reader.rows import TokenUnit, read, steps
 
@@ -69,7 +69,7 @@ def test_its_files_answer_in_plain_peft_as_it_did(
     answered: list[Sequence[float]] = []
     answers = trainer.ReaderInTraining.answers
 
-    def recorded(self: trainer.ReaderInTraining, units: Sequence[TokenUnit]) -> command.Answers:
+    def recorded(self: trainer.ReaderInTraining, units: Sequence[TokenUnit]) -> export.Answers:
         answered.append(answers(self, units)[0])
         return answers(self, units)
 
@@ -99,7 +99,7 @@ def test_an_interrupted_run_ends_with_the_weights_of_an_uninterrupted_one(
     builder = PromptBuilder.of(toy)
     units = read(runs.reader / "data/train.jsonl", builder)
     batches = [units[start : start + 4] for start in range(0, 24, 4)]
-    config = command.adapter_config(toy, builder)
+    config = export.adapter_config(toy, builder)
 
     def trained(folder: str) -> list[torch.Tensor]:
         reader = trainer.ReaderInTraining(toy, config, 0)
@@ -142,7 +142,9 @@ def test_without_data_or_a_place_nothing_is_trained(
 ) -> None:
     with pytest.raises(GuardError, match="no such file"):
         command.run(toy, Runs(tmp_path / "empty"), tmp_path / "reader")
-    monkeypatch.setattr(command, "load_recipe", lambda _: toy.model_copy(update={"reader": None}))
+    monkeypatch.setattr(
+        "guard.recipe.load_recipe", lambda _: toy.model_copy(update={"reader": None})
+    )
     monkeypatch.setattr(sys, "argv", ["run"])
     with pytest.raises(SystemExit):
         command.main()
