@@ -18,7 +18,7 @@ export TORCH_CPP_LOG_LEVEL ?= ERROR
 # Given as `make eval RULE=all` or by the shell.
 RULE ?= medical_advice##   a rule of recipes/rules, several separated by commas, or all
 MODEL ?= tiny##   a base of recipes/models: tiny, minilm, qwen3-4b, …; for make curve, up, scan also several: tiny,minilm
-DATA ?=##   your rows (.jsonl, .csv, hub:ORG/NAME), generator, generator+FILE (a few of yours beside), or llm; each with +reviews behind it too; kept
+DATA ?=##   your rows (.jsonl, .csv), generator, generator+FILE (a few of yours beside), or llm; each with +reviews behind it too; kept
 METHOD ?=##   one method of the recipe: lora, alora or head; by default all, for make up the recipe's aLoRA, else the first that it lists
 SEEDS ?=##   0,1,2 trains three of every seeded method; by default 0, the served one (make curve: 0,1,2), and evaluates all that are there
 QUICK ?=##   1: the coarse grid of make serve and of the benchmarks; for make test: no engine starts, 2 minutes
@@ -103,7 +103,7 @@ help-all: help
 	@$(for_experts) | $(variables)
 	@echo "From the shell:"
 	@echo "  JUDGE_BASE_URL, JUDGE_MODEL, JUDGE_API_KEY   the LLM judge of make eval; without it the base model judges"
-	@echo "  GENERATOR_BASE_URL, GENERATOR_MODEL, GENERATOR_API_KEY, GENERATOR_BUDGET_USD   who writes and debates for DATA=llm and make rule"
+	@echo "  GENERATOR_BASE_URL, GENERATOR_MODEL, GENERATOR_API_KEY, GENERATOR_BUDGET_USD   who writes and debates for DATA=llm"
 	@echo "  PYTHON                 the interpreter for a new .venv; python3.11 or python3.12 otherwise"
 
 # `all` hands its own QUICK to what it needs.

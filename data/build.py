@@ -20,7 +20,7 @@ from data.generator.words import WORDS_FILE
 from data.ingest import Splitting
 from data.long_turns import with_long_turns
 from data.reviews import AND_REVIEWS
-from data.rows import is_hub_id, local_files
+from data.rows import local_files
 from data.sources import SOURCES, DataRequest, DataSource, own_rows, source_named
 from data.splits import refuse_leaks
 from guard.arguments import whole_number
@@ -49,8 +49,7 @@ def build(request: DataRequest, *, force: bool = False) -> bool:
     """Write one rule's data set into the request's folder; return False if it was already there.
 
     Whatever goes wrong before the new splits are written leaves the data set that was there; an
-    interrupted run with `force` goes on without. A hub id is read once: nothing here tells when it
-    changes, and `force` reads it again. Raises GuardError on bad data.
+    interrupted run with `force` goes on without. Raises GuardError on bad data.
     """
     rule, folder = request.rule, request.folder
     inputs = _inputs(request)
@@ -216,18 +215,16 @@ def _build_one(name: str, args: argparse.Namespace) -> None:
             print(f"{name}: the source was {earlier['source']} and is now {source}, {reason}")
         print(manifest.table(name, manifest.load(folder)))
         print(f"  {'written to' if is_built else 'unchanged in'} {folder}")
-        for note in _notes(rule, source, is_kept=is_kept, is_built=is_built):
+        for note in _notes(rule, source, is_kept=is_kept):
             print(f"  {note}")
 
 
-def _notes(rule: Rule, source: str, *, is_kept: bool, is_built: bool) -> Iterator[str]:
+def _notes(rule: Rule, source: str, *, is_kept: bool) -> Iterator[str]:
     if EDIT in in_words(rule):
         path = own_or_shipped(RULES / f"{rule.id}.yaml")
         yield f"{path} still says {EDIT}; a judge behind an endpoint reads these lines"
     if is_kept:
         yield f"an endpoint wrote these; DATA={source} asks it again for what has changed"
-    if not is_built and is_hub_id(own_rows(source)):
-        yield "a hub data set is read once; FORCE=1 reads it again"
 
 
 UNNAMED = """\

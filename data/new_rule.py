@@ -1,25 +1,18 @@
 """A policy in a sentence -> a rule file ready to edit: `python -m data.new_rule`, `make rule`.
 
-With the endpoint of the GENERATOR_… variables an LLM drafts what violates the policy, what it
-allows, and examples; without one the file says what to write there.
+The file says where to write what violates the policy and what it allows.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import os
 import re
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
 import yaml
-from pydantic import Field
 
-from data.llm_reply import WRITING, Form, filled
-from guard.endpoint import Completion, Endpoint, endpoint_settings
 from guard.errors import GuardError, exits_cleanly
 from guard.files.atomic import atomic_write
 from guard.home import own_or_shipped
@@ -34,37 +27,9 @@ WHO: dict[Judged, str] = {
 NAME = "lower-case letters, digits and _"
 FORBIDS = re.compile(r"^(?:please )?(?:never|do not|don't|must not|may not) ", re.IGNORECASE)
 
-RULE_FORM = (
-    '{"title": "one short sentence that forbids it, at most 14 words", "policy": "two to four '
-    'lines: what is forbidden and what is allowed", "terms": ["Term: what it means here."], '
-    '"violates": ["three to six ways, indirect ones among them"], "allows": ["four to six kinds of '
-    'allowed behaviour that come close"], "examples": [{"text": "User: ... Assistant: ...", '
-    '"violates": true}]}'
-)
 
-
-class Shown(Form):
-    """A labelled example."""
-
-    text: str
-    violates: bool
-
-
-class RuleDraft(Form):
-    """What an LLM writes of a rule, or what stands in its place."""
-
-    title: str = Field(max_length=160)
-    policy: str
-    terms: tuple[str, ...] = ()
-    violates: tuple[str, ...] = Field(min_length=1)
-    allows: tuple[str, ...] = Field(min_length=1)
-    examples: tuple[Shown, ...] = ()
-
-
-def new_rule(
-    name: str, policy: str, judged: Judged, rules: Path = RULES, endpoint: Endpoint | None = None
-) -> Path:
-    """Write `rules/<name>.yaml`, by the endpoint if there is one. Raises GuardError."""
+def new_rule(name: str, policy: str, judged: Judged, rules: Path = RULES) -> Path:
+    """Write `rules/<name>.yaml`. Raises GuardError."""
     path = rules / f"{name}.yaml"
     policy = " ".join(policy.split())
     _check_name(name, path)
@@ -72,10 +37,9 @@ def new_rule(
         problem = "the policy is one sentence of 10 to 140 characters; the file has room for more"
         remedy = 'For example POLICY="never promise a delivery date"'
         raise GuardError(problem, got=f"{len(policy)}: {policy}", remedy=remedy)
-    drafted = _by_llm(endpoint, policy, judged) if endpoint else _by_hand(policy, judged)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as part:
-        part.write_text(_as_yaml(name, judged, drafted), encoding="utf-8")
+        part.write_text(_as_yaml(name, policy, judged), encoding="utf-8")
     try:
         load_rule(name, rules)
     except GuardError:
@@ -96,72 +60,35 @@ def _check_name(name: str, path: Path) -> None:
         raise GuardError(problem, where=own_or_shipped(path), remedy=remedy)
 
 
-def _by_hand(policy: str, judged: Judged) -> RuleDraft:
+def _as_yaml(name: str, policy: str, judged: Judged) -> str:
     forbidden = FORBIDS.sub("", policy).rstrip(".")
     sentence = policy[0].upper() + policy[1:].rstrip(".") + "."
     title = f"{WHO[judged]} must not {forbidden}."
     if not FORBIDS.match(policy) or len(title) > LONGEST_TITLE:
         title = sentence
+    folded = textwrap.fill(sentence, 98, break_on_hyphens=False, break_long_words=False)
     violates = f"{EDIT} one way of it a line, open and implied, hedged and partial: {forbidden}."
     allows = (
         f"{EDIT} what comes close and is allowed: refusing, informing, quoting others, supposing, "
         "asking."
     )
-    return RuleDraft(title=title, policy=sentence, violates=(violates,), allows=(allows,))
-
-
-def _by_llm(endpoint: Endpoint, policy: str, judged: Judged) -> RuleDraft:
-    completion = asyncio.run(_ask(endpoint, policy, judged))
-    try:
-        if completion.refused:
-            raise ValueError("refused")
-        return filled(completion, RuleDraft, endpoint.url)
-    except (ValueError, RecursionError, GuardError) as error:
-        problem = f"the endpoint wrote no rule: {error}"
-        got = completion.text[:200]
-        remedy = "Try again, take another model, or unset GENERATOR_BASE_URL"
-        raise GuardError(problem, where=endpoint.url, got=got, remedy=remedy) from error
-
-
-async def _ask(endpoint: Endpoint, policy: str, judged: Judged) -> Completion:
-    system = "You write content policies that different readers apply in the same way."
-    task = f"Policy: {policy}\nWhose words are judged: {judged}.\n\n"
-    task += f"Write it out as one JSON object:\n{RULE_FORM}"
-    messages = [{"role": "system", "content": system}, {"role": "user", "content": task}]
-    async with endpoint.client() as client:
-        return await endpoint.complete(client, messages, "a new rule")
-
-
-def _as_yaml(name: str, judged: Judged, drafted: RuleDraft) -> str:
-    policy = " ".join(drafted.policy.split())
-    policy = textwrap.fill(policy, 98, break_on_hyphens=False, break_long_words=False)
-    parts = [
-        f"id: {name}\n",
-        f"title: {_scalar(drafted.title)}  # one short sentence: what an adapter reads\n",
-        "policy: >  # what the labels answer; a judge behind an endpoint reads it too\n",
-        textwrap.indent(policy, "  ") + "\n",
-        f"judged: {judged}  # whose words can violate it: {', '.join(get_args(Judged))}\n",
-        f"turns: any  # which of them: {', '.join(get_args(Turns))}\n",
-        _block("terms", "words that need a definition", drafted.terms),
-        _block("violates", "for the judge, for DATA=llm, and for whoever labels", drafted.violates),
-        _block("allows", "most of all what comes close", drafted.allows),
+    lines = [
+        f"id: {name}",
+        f"title: {_scalar(title)}  # one short sentence: what an adapter reads",
+        "policy: >  # what the labels answer; a judge behind an endpoint reads it too",
+        textwrap.indent(folded, "  "),
+        f"judged: {judged}  # whose words can violate it: {', '.join(get_args(Judged))}",
+        f"turns: any  # which of them: {', '.join(get_args(Turns))}",
+        "violates:  # for the judge, for DATA=llm, and for whoever labels",
+        f"  - {_scalar(violates)}",
+        "allows:  # most of all what comes close",
+        f"  - {_scalar(allows)}",
     ]
-    if drafted.examples:
-        parts.append("examples:\n")
-    for example in drafted.examples:
-        parts.append(f"  - text: {_scalar(example.text)}\n")
-        parts.append(f"    violates: {str(example.violates).lower()}\n")
-    return "".join(parts)
-
-
-def _block(key: str, comment: str, lines: Sequence[str]) -> str:
-    if not lines:
-        return ""
-    return f"{key}:  # {comment}\n" + "".join(f"  - {_scalar(line)}\n" for line in lines)
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _scalar(text: str) -> str:
-    scalar = yaml.safe_dump(" ".join(text.split()), width=10**6, allow_unicode=True)
+    scalar = yaml.safe_dump(text, width=10**6, allow_unicode=True)
     return str(scalar.removesuffix("\n").removesuffix("\n..."))
 
 
@@ -190,11 +117,7 @@ def main() -> None:
     judged = "whose words can violate it (default: %(default)s)"
     parser.add_argument("--judged", choices=get_args(Judged), default="assistant", help=judged)
     arguments = parser.parse_args()
-    endpoint = None
-    settings = endpoint_settings(os.environ, "generator", "to write a file for you to fill in")
-    if settings:
-        endpoint = Endpoint(**WRITING | settings)
-    path = new_rule(arguments.name, arguments.policy, arguments.judged, RULES, endpoint)
+    path = new_rule(arguments.name, arguments.policy, arguments.judged, RULES)
     print(f"written: {path}")
     print(next_steps(arguments.name))
 

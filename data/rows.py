@@ -1,4 +1,4 @@
-"""The rows of a JSON-lines or CSV file or of a hub data set, as they are."""
+"""The rows of a JSON-lines or CSV file, as they are."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from guard.errors import GuardError
 from guard.files.strict_json import in_words, read_json
 from guard.files.text_file import read_text
 
-HUB = "hub:"
 TOO_DEEP = "nested too deeply"
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}  # and their names
 
@@ -34,21 +33,8 @@ class BadRow(GuardError):
 
 
 def local_files(source: str) -> list[Path]:
-    """The files of this machine that a source is read from, hidden ones left out."""
-    if not source.startswith(HUB):
-        return [path for path in [Path(source)] if path.is_file()]
-    folder = Path(_hub_name(source)[0])
-    files = []
-    for path in sorted(folder.rglob("*")):
-        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if path.is_file() and not is_hidden:
-            files.append(path)
-    return files
-
-
-def is_hub_id(source: str) -> bool:
-    """Whether a source lies on the hub, so that nothing here tells when it changes."""
-    return source.startswith(HUB) and not Path(_hub_name(source)[0]).is_dir()
+    """The file that a source is read from, if it is one."""
+    return [path for path in [Path(source)] if path.is_file()]
 
 
 def is_readable(source: str) -> bool:
@@ -56,16 +42,12 @@ def is_readable(source: str) -> bool:
 
 
 def read_rows(source: str) -> Iterator[SourceRow]:
-    """The rows of `hub:<data set>` or of a file, by its ending. Raises GuardError."""
-    if source.startswith(HUB):
-        yield from _hub(source)
-        return
+    """The rows of a file, by its ending. Raises GuardError."""
     path = Path(source)
     if path.is_dir():
-        remedy = f"Name a file in it, or {HUB}{source}"
-        raise GuardError("a folder, not a file", where=source, remedy=remedy)
+        raise GuardError("a folder, not a file", where=source, remedy="Name a file in it")
     if not is_readable(source):
-        remedy = f"Known: {', '.join(FILE_READERS)}, or {HUB}<data set>"
+        remedy = f"Known: {', '.join(FILE_READERS)}"
         raise GuardError("cannot read this kind of file", where=source, remedy=remedy)
     if not path.is_file():
         remedy = "Check its name, or name where the rows are now"
@@ -154,42 +136,6 @@ def _column_names(cells: list[str], where: str) -> list[str]:
         remedy = "Give every column a name of its own"
         raise GuardError("columns of one name", where=where, got=", ".join(repeated), remedy=remedy)
     return names
-
-
-def _hub(source: str) -> Iterator[SourceRow]:
-    """A hub data set, or a local folder that `datasets` can load: row by row and not cached."""
-    from datasets import load_dataset  # takes seconds to import, and only this source needs it
-
-    path, configuration = _hub_name(source)
-    try:
-        splits = load_dataset(path, configuration or None, streaming=True)
-        for split, rows in splits.items():
-            for number, row in enumerate(rows):  # a file is read only when its rows are asked for
-                fields = without_nulls(row)
-                _name_label(fields, (rows.features or {}).get("label"))
-                if len(splits) > 1:
-                    fields.setdefault("split", str(split))
-                yield SourceRow(f"{HUB}{path}[{split}]:{number}", fields)
-    except Exception as error:  # whatever the readers of its many formats raise
-        problem = f"cannot load the data set: {type(error).__name__} {' '.join(str(error).split())}"
-        remedy = "Check the name, your connection, your access (`hf auth login`), and its files"
-        raise GuardError(problem, where=source, remedy=remedy) from error
-
-
-def _name_label(fields: dict[str, Any], feature: Any) -> None:
-    """Replace a class index by its word, because in ["unsafe", "safe"] 1 means allowed."""
-    from datasets import ClassLabel
-
-    index = fields.get("label")
-    if not isinstance(feature, ClassLabel) or not isinstance(index, int):
-        return
-    if 0 <= index < feature.num_classes:
-        fields["label"] = feature.int2str(index)
-
-
-def _hub_name(source: str) -> tuple[str, str]:
-    path, _, configuration = source.removeprefix(HUB).partition(":")
-    return path, configuration
 
 
 FILE_READERS: dict[str, Callable[[str, str], Iterator[SourceRow]]] = {

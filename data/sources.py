@@ -15,7 +15,7 @@ from data.generator.generate import Counts, generate
 from data.generator.library import load_corpus, load_excerpts, phrase_files, rules_with_phrases
 from data.ingest import SourcedData, Splitting, ingest
 from data.reviews import AND_REVIEWS, with_reviews
-from data.rows import FILE_READERS, HUB, SourceRow, is_readable, local_files, read_rows
+from data.rows import FILE_READERS, SourceRow, is_readable, local_files, read_rows
 from data.splits import refuse_copies
 from guard.arguments import multiple
 from guard.conversation.example import GENERATOR, GENERATOR_AND, Example, Split
@@ -170,18 +170,11 @@ SOURCES: dict[str, DataSource] = {
     ),
     GENERATOR_AND: DataSource(
         f"{GENERATOR_AND}{FILE}",
-        f"a few labelled rows of your own beside generated ones; also {GENERATOR_AND}{HUB}…",
+        "a few labelled rows of your own beside generated ones",
         _generated_and_own,
         _generator_files,
         flags=COUNT_FLAGS,
         options=_counts,
-        reads_splits=True,
-    ),
-    HUB: DataSource(
-        f"{HUB}ORG/NAME[:CONFIGURATION]",
-        "labelled rows of a hub data set, or of a local folder",
-        labelled_rows(read_rows),
-        local_files,
         reads_splits=True,
     ),
 }

@@ -63,7 +63,7 @@ KINDS: dict[Kind, BaseKind] = {
         ("prompt", "output"),
         ("none",),
         only_judged_turns=True,
-        model_types=("bert", "deberta-v2", "modernbert", "roberta", "xlm-roberta"),
+        model_types=("bert", "deberta-v2", "roberta", "xlm-roberta"),
     ),
 }
 

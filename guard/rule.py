@@ -102,7 +102,7 @@ class Rule(Strict):
     max_fpr: float | None = Field(default=None, gt=0, lt=1)
     # The share of twins that may be flagged there: of harmless ones that look like a violation.
     max_fpr_twins: float | None = Field(default=None, gt=0, lt=1)
-    # "generator", a .jsonl/.csv path or "hub:<data set>"; "generator+" before these: both
+    # "generator", or a .jsonl/.csv path; "generator+" before it: both
     data: str = "generator"
     gate: Gate = Gate()
     approvals: int = Field(default=1, ge=1, le=9)  # of different people, before a version is served

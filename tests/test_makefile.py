@@ -202,7 +202,7 @@ def test_variables_reach_the_stages_from_the_shell_but_not_its_own_names() -> No
 
 
 VALUES = [("data", "RULE", "a, b"), ("curve", "DATA", "it's $rows.jsonl")]
-VALUES += [("scan", "FILES", "logs/a$b.jsonl"), ("scan", "FILES", "*.jsonl.gz hub:a/b")]
+VALUES += [("scan", "FILES", "logs/a$b.jsonl"), ("scan", "FILES", "*.jsonl.gz b.jsonl")]
 
 
 @pytest.mark.parametrize(("target", "variable", "value"), VALUES)

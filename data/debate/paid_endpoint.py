@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from data.debate.prompts import Chat
+from data.debate.reply import WRITING, Filled, filled, words
 from data.ingest import conversation
-from data.llm_reply import WRITING, Filled, filled, words
 from data.rows import BadRow, read_rows
 from guard.conversation.example import Message
 from guard.endpoint import Completion, Endpoint, endpoint_settings, finished, price, setting

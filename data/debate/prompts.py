@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from data.llm_reply import Form
+from data.debate.reply import Form
 from guard.conversation.example import Message
 from guard.files.yaml_file import Strict, load
 from guard.prompt.decoder import ROLE_LABELS

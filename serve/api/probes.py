@@ -3,7 +3,6 @@
     GET /healthz   200 while this process can answer checks, or will once its engine is started
                    again; else 503: start the process again
     GET /readyz    200 while one more check would be taken now; else 503: send it elsewhere
-    GET /health    the same, where FMS's orchestrator looks for it
     GET /metrics   Prometheus
 
 Knows nothing of wire formats.
@@ -27,7 +26,6 @@ async def healthz(request: Request) -> JSONResponse:
 
 
 @router.get("/readyz")
-@router.get("/health")
 async def readyz(request: Request) -> JSONResponse:
     """200 while one more check would be taken."""
     return up_or_down(await EngineService.of(request).is_ready())

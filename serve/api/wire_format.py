@@ -6,8 +6,8 @@ conversation a request belongs to. Knows no format.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fastapi import APIRouter
@@ -34,7 +34,6 @@ class ExampleRequest:
     path: str
     body: Mapping[str, Any]
     conversation: tuple[str | int, ...]
-    headers: Mapping[str, str] = field(default_factory=dict)
     lines: tuple[Mapping[str, Any], ...] = ()
 
 
@@ -90,12 +89,6 @@ class WireFormat:
             if content:
                 return Beginning(text=content)
         return None
-
-
-def any_flagged(parts: Iterable[bool]) -> list[str]:
-    """The reading of an answer that flags parts of what it was sent: of the whole, and of each."""
-    rulings = ["violation" if is_flagged else "allow" for is_flagged in parts]
-    return ["violation" if "violation" in rulings else "allow", *rulings]
 
 
 def format_of(formats: Mapping[str, WireFormat], path: str) -> str | None:

@@ -4,7 +4,6 @@ beside torch.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterator
 
 from guard.errors import GuardError
@@ -14,7 +13,6 @@ from guard.recipe import MODELS, Recipe, ServingMemory, load_recipe
 from serve.doctor.finding import Finding
 
 LEAST_DRIVER = 580  # of CUDA 13.0, which the pins of setup/cuda.txt are built for
-LEAST_GLIBC = (2, 31)  # of their wheels
 
 
 def device() -> Iterator[Finding]:
@@ -37,12 +35,6 @@ def _cuda_build(has_gpu: bool) -> Iterator[Finding]:
     if int(driver.partition(".")[0] or 0) < LEAST_DRIVER:
         remedy = f"The pinned packages are of CUDA 13.0: install driver {LEAST_DRIVER} or newer"
     yield Finding("device", f"cuda, driver {driver or 'unknown'}", remedy)
-    library, version = platform.libc_ver()
-    remedy = None
-    if library == "glibc" and tuple(map(int, version.split("."))) < LEAST_GLIBC:
-        wanted = ".".join(map(str, LEAST_GLIBC))
-        remedy = f"The pinned wheels need glibc {wanted}: use a newer Linux, or a container of one"
-    yield Finding("device", f"{library or 'libc unknown'} {version}".rstrip(), remedy)
 
 
 def _cpu_build(has_gpu: bool) -> Iterator[Finding]:

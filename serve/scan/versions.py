@@ -80,7 +80,7 @@ def find_pair(a: Path, b: Path) -> VersionPair:
     bases = [f"{card.base} {card.base_revision[:12]}" for card in (card_a, card_b)]
     if bases[0] != bases[1]:
         problem = "the two adapters are on different bases: no prefill serves both"
-        remedy = "`make eval MODEL=…,…` puts two bases side by side"
+        remedy = "`make curve MODEL=…,…` puts two bases side by side"
         raise GuardError(problem, where=b, got=" and ".join(bases), remedy=remedy)
     if card_a.version == card_b.version:
         remedy = "`make rules` names the folders of older versions"

@@ -11,7 +11,6 @@ from __future__ import annotations
 MODELS = {
     "BertForGuarding": "vllm_encoder.bert:BertForGuarding",
     "DebertaForGuarding": "vllm_encoder.deberta:DebertaForGuarding",
-    "ModernBertForGuarding": "vllm_encoder.modernbert:ModernBertForGuarding",
     "RobertaForGuarding": "vllm_encoder.bert:RobertaForGuarding",
 }
 

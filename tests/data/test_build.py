@@ -15,7 +15,6 @@ import data.build as command
 from data import manifest, sources
 from data.build import build, code_files
 from data.generator.generate import Counts
-from data.rows import read_rows
 from data.sources import FILE, SOURCES, DataRequest
 from guard.conversation.example import GENERATOR, SPLITS, Example, write_examples
 from guard.errors import GuardError
@@ -156,19 +155,6 @@ def test_own_rows_that_are_too_few_for_the_rule_s_rate_are_refused(tmp_path: Pat
     made(source, folder, rule=RULE.model_copy(update={"max_fpr": 1 / allowed}))
     with pytest.raises(GuardError, match=r"own\.jsonl: too few validation twins.*0 rows"):
         made(source, folder, rule=RULE.model_copy(update={"max_fpr_twins": 0.5}))
-
-
-def test_a_folder_s_data_are_built_again_when_one_of_its_files_changes(tmp_path: Path) -> None:
-    folder = tmp_path / "set"
-    folder.mkdir()
-    for number, split in enumerate(SPLITS):
-        written(folder / f"{split}.jsonl", random_rows()[16 * number : 16 * number + 16])
-    assert made(f"hub:{folder}", tmp_path / "out")
-    assert not made(f"hub:{folder}", tmp_path / "out")
-    written(folder / "train.jsonl", random_rows()[:14])
-    assert made(f"hub:{folder}", tmp_path / "out")
-    (folder / "validation.jsonl").rename(folder / "val.jsonl")  # a name may say the split
-    assert made(f"hub:{folder}", tmp_path / "out")
 
 
 def test_an_interrupted_build_leaves_the_old_data_or_none(
@@ -313,15 +299,6 @@ def test_rows_that_are_given_while_another_command_writes_are_not_written_over(
     assert built_from(tmp_path)[1] == "clean"
 
 
-def test_a_hub_data_set_is_read_once(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = list(read_rows(own(tmp_path)))
-    monkeypatch.setattr("data.rows._hub", lambda name: iter(rows))  # the hub is not there in tests
-    assert "is read once" not in run("--data", "hub:some/set")
-    assert "a hub data set is read once; FORCE=1 reads it again" in run()
-
-
 @pytest.mark.parametrize(
     ("rule", "arguments", "message"),
     [
@@ -329,7 +306,7 @@ def test_a_hub_data_set_is_read_once(
         ("all", ("--data", "own.jsonl"), "--data is the data of one rule"),
         ("pii_leak", ("--train", "7"), "multiple of 4"),
         ("pii_leak", ("--data", "rows.jsonl", "--train", "400"), "--train is for data"),
-        ("pii_leak", ("--data", "lmm"), "Known: generator, llm, FILE, generator+FILE, hub:ORG"),
+        ("pii_leak", ("--data", "lmm"), "Known: generator, llm, FILE, generator+FILE"),
         ("pii_leak", ("--data", "llm", "--splits", "clean"), "--splits is for rows of your own"),
     ],
 )

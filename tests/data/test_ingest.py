@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import ClassLabel, Dataset, Features, Value
 
 from data.ingest import LABEL_WORDS, SourcedData, Splitting, ingest
 from data.rows import SourceRow, read_rows
-from guard.conversation.example import SPLITS, Example, Message
+from guard.conversation.example import SPLITS, Example
 from guard.errors import GuardError
 from guard.rule import load_rule
 
@@ -56,43 +55,6 @@ def _jsonl(tmp_path: Path, rows: list[Any], name: str = "own.jsonl") -> str:
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
     (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
     return str(tmp_path / name)
-
-
-def test_a_data_set_folder_reads_like_a_hub_data_set(tmp_path: Path) -> None:
-    (tmp_path / "set").mkdir()
-    for start, split in enumerate(SPLITS):
-        rows = [{"text": _text(100 * start + n), "label": n % 2} for n in range(6)]
-        _jsonl(tmp_path / "set", rows, f"{split}.jsonl")
-    examples = _ingest(f"hub:{tmp_path / 'set'}").examples
-    assert [example.split for example in examples] == [split for split in SPLITS for _ in range(6)]
-    assert examples[7].messages == (Message("assistant", _text(101)),)
-    _refused(f"hub:{tmp_path / 'nothing'}", "cannot load the data set")
-
-
-@pytest.mark.parametrize(
-    ("names", "indices", "refusal"),
-    [
-        (["no", "yes"], (0, 1), None),
-        (["Violation", "allowed"], (1, 0), None),
-        (["harmful", "harmless"], (0, 1), "'harmful': use 1, true, yes, violates, violation for"),
-        (["no", "yes"], (0, -1), "-1"),
-    ],
-)
-def test_a_class_label_means_its_name_and_another_name_is_refused(
-    tmp_path: Path, names: list[str], indices: tuple[int, int], refusal: str | None
-) -> None:
-    """`indices`: of a row that is allowed, and of one that violates."""
-    features = Features({"text": Value("string"), "label": ClassLabel(names=names)})
-    texts = [_text(number) for number in range(60)]
-    rows = {"text": texts, "label": [indices[number % 2] for number in range(60)]}
-    (tmp_path / "set").mkdir()
-    Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "set" / "train.parquet")
-    if refusal is not None:
-        _refused(f"hub:{tmp_path / 'set'}", f"unknown label {refusal}")
-        return
-    examples = _ingest(f"hub:{tmp_path / 'set'}").examples
-    labels = {example.messages[0].content: example.label for example in examples}
-    assert labels == {text: number % 2 for number, text in enumerate(texts)}
 
 
 def test_null_is_a_field_that_is_not_there_and_an_empty_group_is_none(tmp_path: Path) -> None:

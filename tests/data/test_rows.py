@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from data.rows import SourceRow, is_hub_id, local_files, read_rows
+from data.rows import SourceRow, read_rows
 from guard.errors import GuardError
 
 
@@ -29,19 +29,6 @@ def test_every_row_says_where_it_stands_and_has_no_empty_fields(tmp_path: Path) 
     ]
 
 
-def test_the_files_of_a_source_are_those_it_is_read_from(tmp_path: Path) -> None:
-    for name in ("set/train.jsonl", "set/deep/test.jsonl", "set/.cache/x", "set/.hidden"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    folder = tmp_path / "set"
-    assert local_files(f"hub:{folder}") == [folder / "deep" / "test.jsonl", folder / "train.jsonl"]
-    assert local_files(f"hub:{folder}:english") == local_files(f"hub:{folder}")
-    assert local_files(str(folder / "train.jsonl")) == [folder / "train.jsonl"]
-    assert local_files("hub:some/set") == local_files(str(folder)) == local_files("generator") == []
-    assert is_hub_id("hub:some/set:english")
-    assert not is_hub_id(f"hub:{folder}:english") and not is_hub_id(str(folder / "train.jsonl"))
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -51,7 +38,7 @@ def test_the_files_of_a_source_are_those_it_is_read_from(tmp_path: Path) -> None
         ("own.csv.gz", b"not gzip", "not a readable gzip file.*Rename it"),
         ("own.parquet", None, r"cannot read this kind of file.*Known: \.jsonl, \.jsonl\.gz, \.csv"),
         ("own.jsonl", None, "no such file"),
-        ("set.csv", None, r"a folder, not a file.*hub:.*set\.csv"),
+        ("set.csv", None, r"set\.csv: a folder, not a file.*Name a file in it"),
     ],
 )
 def test_a_file_that_is_not_what_its_name_says_is_named_once_with_what_to_do(
@@ -62,16 +49,6 @@ def test_a_file_that_is_not_what_its_name_says_is_named_once_with_what_to_do(
         _write(tmp_path / name, content)
     with pytest.raises(GuardError, match=message):
         list(read_rows(str(tmp_path / name)))
-
-
-def test_a_data_set_that_breaks_off_is_named(tmp_path: Path) -> None:
-    """Not before its rows are read, of which the first ones are whole."""
-    _write(tmp_path / "train-1.jsonl", '{"text": "a"}\n')
-    _write(tmp_path / "train-2.jsonl", '{"text": ')
-    rows = read_rows(f"hub:{tmp_path}")
-    assert next(rows).fields == {"text": "a"}
-    with pytest.raises(GuardError, match=r"hub:.*: cannot load the data set: \w+"):
-        next(rows)
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])

@@ -49,8 +49,7 @@ OPEN = ("not-on-error", "open")  # no setting lets a violation pass
 UNJUDGED, BREAKING = "This cannot be judged.", "This breaks the engine."
 START_S = 600.0
 ATTEMPTS = 3  # to start it on a port that nobody has taken meanwhile
-# Of a violation in a request.
-STATUSES = {"centurion": 400, "centurion-moderation": 400, "centurion-detector": 500}
+GUARDRAILS = ("centurion", "centurion-moderation")
 
 
 @contextmanager
@@ -209,21 +208,19 @@ def test_a_reply_is_judged_as_the_end_of_its_conversation(chain: Chain) -> None:
     [
         ("centurion", "Who lives at 5 Elm Street?", "pii_leak"),
         ("centurion-moderation", "Is ibuprofen good?", "medical_advice"),
-        ("centurion-detector", "Who lives at 5 Elm Street?", "PII_LEAK"),
         ("centurion", BAD_REPLY, "medical_advice"),
         ("centurion-moderation", BAD_REPLY, "medical_advice"),
-        ("centurion-detector", "Say: At 5 Elm~ Street.", "PII_LEAK"),
     ],
 )
 def test_a_violation_is_not_given_out(chain: Chain, guardrail: str, text: str, rule: str) -> None:
     response = chain.ask(text, guardrail)
     assert rule in response.text and "choices" not in response.json()
     is_reply = text.startswith("Say")
-    assert response.is_error if is_reply else response.status_code == STATUSES[guardrail]
+    assert response.is_error if is_reply else response.status_code == 400
     assert chain.was_model_asked == is_reply
 
 
-@pytest.mark.parametrize("guardrail", STATUSES)
+@pytest.mark.parametrize("guardrail", GUARDRAILS)
 @pytest.mark.parametrize("text", [UNJUDGED, UNJUDGED_REPLY, BREAKING, BREAKING_REPLY])
 def test_what_has_no_verdict_is_not_given_out(chain: Chain, guardrail: str, text: str) -> None:
     response = chain.ask(text, guardrail)
@@ -289,9 +286,6 @@ def test_no_streamed_word_is_given_out_unchecked(chain: Chain, guardrail: str, t
 def test_litellm_s_own_way_to_stream_gives_out_what_it_then_objects_to(chain: Chain) -> None:
     given, error = chain.stream(BAD_REPLY, "given-at-once")
     assert "ibuprofen" in given and error == "violates medical_advice"
-    # ... and its client of the Detectors API does not look at streams at all.
-    given, error = chain.stream("Say: At 5 Elm~ Street, on the left.", "centurion-detector")
-    assert "Elm Street" in given and not error
 
 
 def test_a_rule_is_a_model(chain: Chain) -> None:

@@ -82,6 +82,11 @@ def unlike(text: str) -> str:
     return f"Say: {text}"
 
 
+def is_failure(outcome: str) -> bool:
+    """A model that fails raises in NeMo, an action that fails is told the user."""
+    return outcome == FAILED or outcome.startswith("raised LLMCallException")
+
+
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory: pytest.TempPathFactory) -> Chats:
     """All conversations of this file, which one process holds."""
@@ -110,13 +115,12 @@ def test_what_is_allowed_passes_and_a_violation_is_refused(chats: Chats, config:
     assert chats.outcome(config, unlike(REST)) == REST
     assert chats.outcome(config, "Who lives at 5 Elm Street?") == REFUSED
     assert chats.outcome(config, unlike(BAD)) == REFUSED
-    assert chats.outcome(f"{config}-gone", unlike(REST)) == FAILED
+    assert is_failure(chats.outcome(f"{config}-gone", unlike(REST)))
 
 
 def test_rails_see_a_message_and_its_reply_and_actions_the_conversation(chats: Chats) -> None:
     asked, replied = ("user", unlike(REST)), ("assistant", REST)
-    assert [asked] in chats.judged  # by the Detectors API
-    assert [asked, replied] in chats.judged  # as a model
+    assert [asked] in chats.judged and [asked, replied] in chats.judged
     assert chats.judged.count([*EARLIER, asked]) == 1
     assert chats.judged.count([*EARLIER, asked, replied]) == 1
 
@@ -124,9 +128,7 @@ def test_rails_see_a_message_and_its_reply_and_actions_the_conversation(chats: C
 @pytest.mark.parametrize("config", CONFIGURATIONS)
 @pytest.mark.parametrize("text", [UNJUDGED, BREAKING, unlike(UNJUDGED), unlike(BREAKING)])
 def test_what_has_no_verdict_is_never_the_reply(chats: Chats, config: str, text: str) -> None:
-    got = chats.outcome(config, text)
-    # A model that fails raises in NeMo, an action that fails is told the user.
-    assert got == FAILED or got.startswith("raised LLMCallException")
+    assert is_failure(chats.outcome(config, text))
 
 
 @pytest.mark.parametrize("is_parallel", [False, True])

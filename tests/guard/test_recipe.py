@@ -37,7 +37,7 @@ methods:
   head: {}
 """
 LINEARS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-ENCODER_LINEARS = {"query", "key", "value", "dense", "Wqkv", "Wi", "Wo"}
+ENCODER_LINEARS = {"query", "key", "value", "dense"}
 ENCODER_LINEARS |= {"query_proj", "key_proj", "value_proj", "classifier.0", "classifier.2"}
 
 

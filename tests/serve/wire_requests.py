@@ -23,11 +23,10 @@ _CALLS = itertools.count()
 
 @dataclass(frozen=True)
 class WireRequest:
-    """A request: its path, what it sends (several values are lines of a stream), its headers."""
+    """A request: its path, what it sends (several values are lines of a stream)."""
 
     path: str
     bodies: tuple[Json, ...]
-    headers: Mapping[str, str]
 
     @property
     def content(self) -> bytes:
@@ -38,13 +37,12 @@ class WireRequest:
 
     def send_content(self, client: httpx.Client, content: bytes, **headers: str) -> httpx.Response:
         more = {name.replace("_", "-"): value for name, value in headers.items()}
-        return client.post(self.path, content=content, headers={**JSON, **self.headers, **more})
+        return client.post(self.path, content=content, headers=JSON | more)
 
     def renamed(self, rule: str) -> WireRequest:
         """The same request, put to another rule."""
         bodies = json.loads(json.dumps(self.bodies).replace(RULE, rule))
-        headers = {name: value.replace(RULE, rule) for name, value in self.headers.items()}
-        return WireRequest(self.path.replace(RULE, rule), tuple(bodies), headers)
+        return WireRequest(self.path, tuple(bodies))
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ class Case:
         joining = self.wire_format.call_id
         if joining in body:
             body[joining] = call_id
-        return WireRequest(example.path, (body, *map(dict, example.lines)), {**example.headers})
+        return WireRequest(example.path, (body, *map(dict, example.lines)))
 
 
 def _at(body: Any, keys: Sequence[str | int]) -> Any:

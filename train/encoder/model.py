@@ -111,8 +111,7 @@ def device() -> torch.device:
 
 def load_encoder(recipe: Recipe, where: torch.device) -> PreTrainedModel:
     """The encoder up to what a token classifier reads, in the recipe's dtype, frozen: its logits
-    are states. Most read the last hidden states, ModernBERT's those behind a dense layer of its
-    own.
+    are the last hidden states.
     """
     model = token_classifier(recipe)
     model.classifier = nn.Identity()
@@ -140,7 +139,7 @@ def token_classifier(recipe: Recipe, **settings: int) -> PreTrainedModel:
     if missing:
         problem = f"the base lacks weights of a token classifier: {', '.join(missing[:3])}"
         got = recipe.base
-        remedy = "Name a base that was saved with its prediction head"
+        remedy = "Name a base that was saved whole"
         raise GuardError(problem, where=f"recipe {recipe.name}: base", got=got, remedy=remedy)
     return cast(PreTrainedModel, model)
 

@@ -395,15 +395,15 @@ def error_body(status: int, message: str, code: Code) -> dict[str, Any]:
     return {"verdict": "unjudged", "error": message, "code": code}
 
 
-def rulings(judgement: dict[str, Any], parts: str) -> list[str]:
-    """The ruling of an answer, and of each of its parts under this key."""
-    return [judgement["verdict"], *(part["verdict"] for part in judgement.get(parts, ()))]
+def rulings(judgement: dict[str, Any]) -> list[str]:
+    """The ruling of an answer, and of each of its rules."""
+    return [judgement["verdict"], *(result["verdict"] for result in judgement.get("results", ()))]
 
 
 FORMAT = WireFormat(
     router,
     error_body,
-    lambda text: rulings(json.loads(text), "results"),
+    lambda text: rulings(json.loads(text)),
     requests=(
         ExampleRequest("/v1/check", {"messages": [ASKED, REPLY], "rules": [RULE]}, ("messages",)),
     ),

@@ -1,6 +1,5 @@
-"""What several formats have in their bodies: OpenAI's messages and plain texts, as the engine's
-conversation, keys that nobody knows, and OpenAI's errors. `guard/conversation/chat.py` renders a
-message.
+"""What several formats have in their bodies: OpenAI's messages as the engine's conversation, keys
+that nobody knows, and OpenAI's errors. `guard/conversation/chat.py` renders a message.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from guard.conversation import keys
-from guard.conversation.chat import ChatMessage, ContentPart, turns
+from guard.conversation.chat import ChatMessage, turns
 from guard.conversation.example import Message
 from guard.errors import GuardError
 from serve.api.errors import NAMED_PROBLEMS, Unjudged
@@ -41,22 +40,6 @@ def from_chat(
     if not conversation:
         raise Unjudged("there is no message", "nothing_said")
     return conversation
-
-
-def from_text(text: str | list[ContentPart]) -> tuple[Message, ...]:
-    """A text, or one in parts, of nobody's: a message of the user's. Raises as `from_chat`."""
-    return from_chat([ChatMessage(role="user", content=text)])
-
-
-def from_texts(texts: Iterable[str], key: str) -> list[tuple[Message, ...]]:
-    """The texts under a key of a body, each as `from_text`; what is raised names the text."""
-    conversations: list[tuple[Message, ...]] = []
-    for index, text in enumerate(texts):
-        try:
-            conversations.append(from_text(text))
-        except Unjudged as error:
-            raise Unjudged(f"{key}.{index}: {error.reason}", error.code) from error
-    return conversations
 
 
 class KnownKeys(BaseModel):

@@ -17,15 +17,16 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from pydantic import Field
 
-from guard.conversation.chat import ContentPart
+from guard.conversation.chat import ChatMessage, ContentPart
 from guard.conversation.example import Message
 from serve.api.access import Caller
 from serve.api.catalogue import Catalogue
-from serve.api.formats.conversation import KnownKeys, from_text, from_texts, openai_error
+from serve.api.errors import Unjudged
+from serve.api.formats.conversation import KnownKeys, from_chat, openai_error
 from serve.api.input.limits import MAX_TEXTS
 from serve.api.input.strict_json import StrictRoute
 from serve.api.service import CheckService, DecidedCheck, Question
-from serve.api.wire_format import REPLY, RULE, ExampleRequest, WireFormat, any_flagged
+from serve.api.wire_format import REPLY, RULE, ExampleRequest, WireFormat
 from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling
 
@@ -86,17 +87,23 @@ def _selected(catalogue: Catalogue, model: str) -> RuleSet:
 
 
 def _conversations(texts: str | list[str] | list[ContentPart]) -> list[tuple[Message, ...]]:
-    """A conversation for each text; parts are one text together, as OpenAI has it."""
-    if isinstance(texts, str):
-        return [from_text(texts)]
-    parts = [part for part in texts if isinstance(part, ContentPart)]
-    if parts:
-        return [from_text(parts)]
-    return from_texts([text for text in texts if isinstance(text, str)], "input")
+    """A message of the user's for each text; parts are one text together, as OpenAI has it."""
+    contents: list[Any] = [texts]
+    if not isinstance(texts, str) and isinstance(texts[0], str):
+        contents = [*texts]
+    conversations: list[tuple[Message, ...]] = []
+    for index, content in enumerate(contents):
+        try:
+            conversations.append(from_chat([ChatMessage(role="user", content=content)]))
+        except Unjudged as error:
+            raise Unjudged(f"input.{index}: {error.reason}", error.code) from error
+    return conversations
 
 
 def _reading(text: str) -> list[str]:
-    return any_flagged(result["flagged"] for result in json.loads(text)["results"])
+    results = json.loads(text)["results"]
+    rulings = ["violation" if result["flagged"] else "allow" for result in results]
+    return ["violation" if "violation" in rulings else "allow", *rulings]
 
 
 FORMAT = WireFormat(

@@ -52,7 +52,7 @@ from serve.policy.ruling import Ruling
 router = APIRouter()
 
 SENTENCE_ENDS = (".", "!", "?", "\n", "\u3002", "\uff01", "\uff1f")  # the last three full-width
-EVENTS, LINES = "text/event-stream", "application/x-ndjson"
+LINES = "application/x-ndjson"
 WHAT = (
     "Lines of JSON: what `/v1/check` takes with `every_tokens`, `at_sentence_ends` and "
     "`hold_back`; then `append`; at last `end`."
@@ -60,7 +60,7 @@ WHAT = (
 SENT = {LINES: {"schema": {"type": "string"}}}
 BODY = {
     "requestBody": {"required": True, "description": WHAT, "content": SENT},
-    "responses": {"200": {"description": "Lines of JSON", "content": {LINES: {}, EVENTS: {}}}},
+    "responses": {"200": {"description": "Lines of JSON", "content": {LINES: {}}}},
 }
 Line = TypeVar("Line", bound=BaseModel)
 
@@ -219,18 +219,17 @@ class CheckedStream(Response):
         self._is_cut = False  # the body, before its end
         self._is_told = False
         self._line_number = 1  # of those that are not empty; the first is the opening
-        self._is_sse = EVENTS in request.headers.get("accept", "")
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
         # The connection stays open: closed before the body's end it would be reset, and the last
         # line lost.
-        self.headers["content-type"] = EVENTS if self._is_sse else LINES
+        self.headers["content-type"] = LINES
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send an event after every check, until the reply ends or may not go on."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             async for event in self._events():
-                body = self._encoded(event)
+                body = event.model_dump_json(exclude_none=True).encode() + b"\n"
                 await send({"type": "http.response.body", "body": body, "more_body": True})
         finally:
             self._lines.close()
@@ -346,12 +345,6 @@ class CheckedStream(Response):
         judgement = CheckResponse.of(decided, self._opening.rule_set)
         return StreamEnd(release=release, judgement=judgement)
 
-    def _encoded(self, event: StreamEvent | StreamEnd) -> bytes:
-        line = event.model_dump_json(exclude_none=True)
-        if self._is_sse:
-            line = f"data: {line}\n"
-        return f"{line}\n".encode()
-
 
 def _read(kind: type[Line], line: bytes | None, where: str) -> Line:
     """The parsed line of the body. Raises HTTPException 422 if it is missing or of another kind."""
@@ -376,7 +369,7 @@ def _read(kind: type[Line], line: bytes | None, where: str) -> Line:
 
 def _reading(text: str) -> list[str]:
     *_, last = text.strip().splitlines()
-    return check.rulings(json.loads(last)["judgement"], "results")
+    return check.rulings(json.loads(last)["judgement"])
 
 
 FORMAT = WireFormat(

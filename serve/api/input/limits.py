@@ -38,7 +38,7 @@ MILLISECONDS = re.compile(r"0{0,9}[1-9][0-9]{0,8}")
 MAX_SALT = 200  # characters
 MAX_CALL_ID = 200  # characters by which a reply's conversation is found
 MAX_TEXTS = 256  # of a request that has several, each checked by itself
-MAX_TURNS = 500  # of a conversation that is checked at the end of each
+MAX_TURNS = 500  # of a conversation whose violations are explained
 CONSOLE_PATH = "/console"  # of people, also of those who have not said yet who they are
 MAX_FORMS, MAX_FORM_BYTES = 32, 2**20  # that the console reads at once, beside all checks
 # Its forms that need no session, whose number keeps nobody out who has one.

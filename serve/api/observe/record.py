@@ -17,7 +17,7 @@ from serve.policy.rule_set import RuleSet
 from serve.policy.ruling import Ruling
 
 # Of the verdicts of other checks than answers' no counter is told.
-Purpose = Literal["answer", "explanation", "since"]
+Purpose = Literal["answer", "explanation"]
 Ending = Literal["end", "violation", "cut_off", "failed"]
 
 
@@ -62,12 +62,12 @@ class JudgedVersion:
 class CheckRecord:
     """A check that is over: its verdicts and what they mean, or else the code of its `failure`.
 
-    Its `purpose` is the answer, or to explain another check's, or to tell what is new `since` a
-    message: then it is of a part of a conversation, and its verdicts are nobody's answer. `said` is
-    what each version of the rules said that are on trial. `began_s` is Unix time. `cards` are those
-    of the rule set's rules that were served then, `other_cards` of what else may have judged: what
-    is on trial, and what came meanwhile. `content_hash` is empty where nobody has a key. So is each
-    hash of `policies`, which the request states, by their names among the rules.
+    Its `purpose` is the answer, or to explain another check's: then it is of a part of a
+    conversation, and its verdicts are nobody's answer. `said` is what each version of the rules
+    said that are on trial. `began_s` is Unix time. `cards` are those of the rule set's rules that
+    were served then, `other_cards` of what else may have judged: what is on trial, and what came
+    meanwhile. `content_hash` is empty where nobody has a key. So is each hash of `policies`, which
+    the request states, by their names among the rules.
     """
 
     request: RequestFacts

@@ -125,7 +125,6 @@ class ClusterProbes:
     def add_to(self, app: FastAPI) -> None:
         app.add_route("/healthz", self.healthz, methods=["GET"])
         app.add_route("/readyz", self.readyz, methods=["GET"])
-        app.add_route("/health", self.readyz, methods=["GET"])
         app.add_route("/metrics", self.metrics, methods=["GET"])
 
     async def healthz(self, request: Request) -> JSONResponse:

@@ -25,7 +25,6 @@ SPARE_TOKENS = 64  # spare tokens of the cache: blocks are whole, and one is not
 ENCODERS = {
     "bert": "BertForGuarding",
     "deberta-v2": "DebertaForGuarding",
-    "modernbert": "ModernBertForGuarding",
     "roberta": "RobertaForGuarding",
     "xlm-roberta": "RobertaForGuarding",
 }

@@ -170,8 +170,7 @@ def test_a_canary_decides_in_every_format_and_a_rule_in_shadow_allows(
         answer = client.post("/v1/check", json=body).json()
         assert (answer["verdict"], answer["results"], answer["unjudged"]) == ("allow", [], [])
         assert answer["decided_by"] == [] and client.get("/v1/rules").json()[0]["mode"] == "shadow"
-        turns = client.post("/v1/check/turns", json=body).json()
-        assert turns["verdict"] == "allow" and turns["usage"]["computed_tokens"] > 0
+        assert answer["usage"]["computed_tokens"] > 0
         said = client.post("/v1/chat/completions", json=chat).json()["choices"][0]
         assert said["message"]["content"] == "no"
         assert client.post("/v1/moderations", json={"input": "Hi"}).json()["results"][0] == {

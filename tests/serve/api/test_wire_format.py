@@ -64,7 +64,7 @@ def test_a_format_has_examples_on_paths_of_its_own_and_every_route_is_described(
         for example in (*stated.requests, *stated.replies):
             assert stated.has_path(example.path), example
         paths += [route.path for route in stated.router.routes]  # type: ignore[attr-defined]
-    own = {"/health", "/healthz", "/readyz", "/metrics", "/admin/rules", "/admin/rules/{rule}"}
+    own = {"/healthz", "/readyz", "/metrics", "/admin/rules", "/admin/rules/{rule}"}
     own |= {f"/admin/rules/{{rule}}/{decision}" for decision in ("publish", "rollback", "mode")}
     own |= {"/v1/feedback", "/admin/reviews", "/admin/reviews/{conversation}"}
     described: dict[str, Any] = create_app(ToyEngine()).openapi()["paths"]  # type: ignore[arg-type]
@@ -220,9 +220,7 @@ def test_without_a_tenant_s_key_or_beyond_its_limits_nothing_is_judged(case: Cas
     *_, request = case.requests([HI])
     with serving(app) as client:
         for key, status in (({}, 401), ({"x-api-key": "guess"}, 401), (HEADERS["viewer"], 403)):
-            refused = client.post(
-                request.path, content=request.content, headers={**request.headers, **key}
-            )
+            refused = client.post(request.path, content=request.content, headers=key)
             assert refused.status_code == status and refused.json().keys() == said
             assert refused.headers.get("www-authenticate") == ("Bearer" if status == 401 else None)
         shop = HEADERS["shop"]
@@ -266,10 +264,7 @@ def test_the_real_engine_answers_and_32_000_tokens_are_unjudged(
 
 
 def relayed(request: WireRequest) -> RelayedRequest:
-    headers = [(name.encode(), value.encode()) for name, value in request.headers.items()]
-    return RelayedRequest(
-        "POST", request.path, b"", tuple(headers), json.dumps(request.bodies[0]).encode()
-    )
+    return RelayedRequest("POST", request.path, b"", (), json.dumps(request.bodies[0]).encode())
 
 
 SYSTEM = {"role": "system", "content": "You sell shoes."}
@@ -356,14 +351,13 @@ def test_what_clients_have_beside_a_text_changes_nothing(
         assert engine.conversations[-1][:2] == plain
 
 
-CHATS, DETECTORS = "/v1/chat/completions", f"/{RULE}/api/v1/text/chat"
+CHATS = "/v1/chat/completions"
 TEXTS = {"input_type": "request", "texts": ["Hi"]}
 CHAT = {"input_type": "request", "structured_messages": [HI]}
 # Beside the conversation, or in a text's part, stand words that no rule reads.
 BESIDE: list[tuple[str, dict[str, Any]]] = [
     (CHATS, {"model": RULE, "messages": [HI], "response_format": {"type": "text", "x": WORD}}),
     (CHATS, {"model": RULE, "messages": [HI], "functions": [{"description": WORD}]}),
-    (DETECTORS, {"messages": [HI], "tools": [{"function": {"description": WORD}}]}),
     ("/v1/moderations", {"model": RULE, "input": [{"type": "text", "text": "Hi", "x": WORD}]}),
     (LITELLM, CHAT | {"texts": ["Hi", WORD]}),
     (LITELLM, TEXTS | {"request_data": {"text": WORD}}),
@@ -386,7 +380,7 @@ def test_a_call_s_id_is_left_out_and_a_sentence_in_its_place_is_read(
 
 def test_words_beside_it_are_never_allowed(client: Client) -> None:
     for path, body in BESIDE:
-        request = WireRequest(path, (body,), {})
+        request = WireRequest(path, (body,))
         assert outcome(request, request.send(client)) != "allow", body
 
 
@@ -396,5 +390,5 @@ def test_a_chat_s_own_texts_images_and_calls_beside_it_change_nothing(client: Cl
     messages = [{"role": "user", "content": [text]}, {"role": "assistant", "tool_calls": [CALL]}]
     beside = {"texts": [text["text"], "", "Two\n\nli"], "usage": {"prompt_tokens": 5}}
     body = CHAT | beside | {"structured_messages": messages, "tool_calls": [reordered]}
-    request = WireRequest(LITELLM, (body,), {})
+    request = WireRequest(LITELLM, (body,))
     assert outcome(request, request.send(client)) == "allow"

@@ -50,9 +50,3 @@ def map_path_parameters(context: Any, parameters: Any) -> Any:
     if rule is None or not parameters:
         return parameters
     return dict.fromkeys(parameters, rule)
-
-
-@schemathesis.hook
-def map_query(context: Any, query: Any) -> Any:
-    """Queries that name a rule, as some clients of the Detectors API send."""
-    return map_path_parameters(context, query)

@@ -12,7 +12,7 @@ from tests.serve.wire_requests import CASES
 READ, ASKED, CHANGED = "GET, HEAD, OPTIONS", "OPTIONS, POST", "DELETE, GET, HEAD, OPTIONS, POST"
 OURS = error_body(405, "", "request_refused").keys()
 # What each path allows, and the keys of an error body there.
-PROBES = ("/healthz", "/readyz", "/health", "/metrics", "/docs", "/openapi.json")
+PROBES = ("/healthz", "/readyz", "/metrics", "/docs", "/openapi.json")
 PATHS = dict.fromkeys((*PROBES, "/v1/rules", "/v1/rule_sets"), (READ, OURS))
 PATHS |= {"/v1/models": (READ, {"error"}), f"/admin/rules/{RULE}": (CHANGED, OURS)}
 for case in CASES:

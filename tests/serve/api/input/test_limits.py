@@ -61,7 +61,7 @@ def test_more_requests_than_may_be_under_way_are_refused_and_streams_have_places
             for path in ("/v1/check", "/v1/check/stream"):
                 second = client.post(path, json=FINE)
                 assert (second.status_code, second.json()["verdict"]) == (503, "unjudged")
-            assert client.get("/health").status_code == 200
+            assert client.get("/readyz").status_code == 200
             engine.may_step.set()
             assert under_way.result(10).status_code == 200
         assert client.post("/v1/check", json=FINE).status_code == 200
