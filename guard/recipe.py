@@ -16,7 +16,6 @@ from guard.machine.device import Device, installed_device, multiplies_bfloat16
 from guard.made_base import GGUF, first_layers, gguf_file, made_from_gguf
 from guard.method import METHODS, ActsFrom
 from guard.rule import Reads, Rule, RuleTurn
-from guard.weights.card import read_card
 
 MODELS = HOME / "recipes" / "models"
 
@@ -272,6 +271,8 @@ class Recipe(Strict):
         stated = {"early_stopping_patience", "min_steps", "head"}
         started = {}
         if settings.start and self.reader_folder:
+            from guard.weights.card import read_card  # numpy, which recipes do not need
+
             started = {"start": read_card(self.reader_folder).version}
         return {
             "dtype": self.dtype,

@@ -31,22 +31,22 @@ from guard.rule import load_rule, rule_names
 FAMILIES = {
     topics.clinc: 2600,
     topics.banking: 1200,
-    topics.hatecheck_targets: 700,
-    topics.hatecheck_tones: 500,
-    topics.edos: 500,
-    topics.tweets: 500,
-    topics.emoji: 300,
-    topics.harms: 700,
+    topics.hatecheck_targets: 500,
+    topics.hatecheck_tones: 400,
+    topics.edos: 400,
+    topics.tweets: 400,
+    topics.emoji: 250,
+    topics.harms: 500,
     topics.personal: 1000,
 }
 SHARES = {"train": 1.0, "validation": 0.12, "test": 0.2}
 QUESTIONS = {
     questions.grounded: 900,
-    questions.refusals: 700,
+    questions.refusals: 500,
     questions.orders_in_documents: 1000,
-    questions.agents: 150,
+    questions.agents: 120,
 }
-GENERATED = 130  # of a rule
+GENERATED = 800  # of a rule
 HELD_OUT = {
     "legal_advice": "validation",
     "refund_promise": "test",
@@ -86,15 +86,20 @@ def units(clones: Path, runs: Runs, seed: int) -> Iterator[tuple[Split, str, Uni
 
 def _generated(runs: Runs, seed: int) -> Iterator[tuple[Split, str, Unit]]:
     rng = random.Random(f"{seed}/generated")
+    rules = {name: load_rule(name) for name in rule_names("all")}
     asked: dict[str, LabelledQuestion] = {}
-    for name in rule_names("all"):
-        asked[name] = questions.generated(load_rule(name), runs.data(name), 2 * GENERATED, rng)
+    for name, rule in rules.items():
+        asked[name] = questions.generated(rule, runs.data(name), GENERATED, rng)
     for name, question in asked.items():
-        for _, unit in _sample(list(question.units(rng)), GENERATED, rng):
-            if rng.random() < 0.5:
+        split = HELD_OUT.get(name, "train")
+        for _, unit in question.units(rng):
+            kind = rng.random()
+            if kind < 0.3:
+                unit = questions.of_last_turn(unit, rules[name].judged, rng)
+            elif kind < 0.65:
                 policies = (*unit.policies, _of_another(name, asked, rng))
                 unit = replace(unit, policies=policies, labels=((1, 0), (0, 0)))
-            yield HELD_OUT.get(name, "train"), "generated", unit
+            yield split, "generated", unit
 
 
 def _of_another(name: str, asked: Mapping[str, LabelledQuestion], rng: random.Random) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,24 +123,42 @@ def agents(clones: Path, rng: random.Random) -> LabelledQuestion:
 
 
 def generated(rule: Rule, folder: Path, limit: int, rng: random.Random) -> LabelledQuestion:
-    """Rows of the offline generator; its rule in several lengths."""
+    """Rows of the offline generator; its rule in its own words, in several lengths, and others."""
     examples = [row for row in read_examples(folder / "train.jsonl") if row.is_generated]
     groups = sorted({row.group for row in examples})
-    chosen = set(rng.sample(groups, min(len(groups), limit // 2)))
+    chosen = set(rng.sample(groups, min(len(groups), limit)))
     rows: list[Answered] = []
     for row in examples:
         if row.group in chosen:
             turns = tuple(LabelledTurn(message.role, message.content) for message in row.messages)
             rows.append((turns, bool(row.label), row.group))
     policy = " ".join(rule.policy.split())
-    forbids = [rule.title, policy, policy, f"{rule.title} {policy}"]
-    for _ in range(6):
+    others = words()["rules"].get(rule.id, ())
+    forbids = [rule.title, policy, policy, f"{rule.title} {policy}", *others, *others]
+    for _ in range(4):
         broken = " ".join(rng.sample(rule.violates, min(3, len(rule.violates))))
         kept = " ".join(rng.sample(rule.allows, min(3, len(rule.allows))))
         forbids.append(f"{rule.title} Violations: {broken} Allowed: {kept}")
         forbids.append(f"{policy} Violates: {broken}")
         forbids.append(f"{rule.title} Allowed: {kept}")
     return LabelledQuestion(forbids, (), rows)
+
+
+def of_last_turn(unit: Unit, speaker: str, rng: random.Random) -> Unit:
+    """The unit under a policy that counts the speaker's last turn alone: at times cut off behind
+    the turn that tells its two conversations apart, else kept by both if others follow.
+    """
+    first, second = unit.conversations
+    places = [n for n, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]]
+    if not places or len(first) != len(second) or first[places[-1]].role != speaker:
+        return unit
+    last = places[-1]
+    text = f"{unit.policies[0]} {rng.choice(words()['only_last']).format(who=speaker)}"
+    follows = any(turn.role == speaker for turn in first[last + 1 :])
+    if follows and rng.random() < 0.4:
+        return replace(unit, policies=(unit.policies[0], text), labels=((1, 0), (0, 0)))
+    cut = tuple(turns[: last + 1] for turns in unit.conversations)
+    return Unit(cut, (unit.policies[0], text), ((1, 1), (0, 0)))
 
 
 def _question(key: str, rows: Sequence[Answered]) -> LabelledQuestion:

@@ -79,7 +79,7 @@ def _p(logit: float) -> float:
 
 def test_real_adapters_through_the_engine_agree_with_peft(tmp_path: Path) -> None:
     world = tiny_world(tmp_path)
-    run("medical", [world.recipe], runs=world.runs, rules=world.rules)
+    run("medical", world.recipe, runs=world.runs, rules=world.rules)
     report = json.loads(world.runs.report.read_text())
     medical = report["rules"]["medical"]
     assert medical["refusals"] == {"judge": 0, "lora": 0, "alora": 0}

@@ -44,14 +44,18 @@ def export(
     units: Units,
     folder: Path,
 ) -> Card:
-    """Write the reader into `folder`, calibrated and tested as it is kept. `files` are those of
-    its `units`.
+    """Write the reader into `folder`, whole or not at all, calibrated and tested as it is kept.
+    `files` are those of its `units`.
     """
     reader.round()
     answers = {split: reader.answers(units[split]) for split in SPLITS[1:]}
-    _save(reader, recipe, folder)
-    card = _card(recipe, builder, folder, files, units, answers)
-    card.save(folder)
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    _save(reader, recipe, part)
+    card = _card(recipe, builder, part, files, units, answers)
+    card.save(part)
+    shutil.rmtree(folder, ignore_errors=True)
+    part.rename(folder)
     return card
 
 
@@ -64,7 +68,6 @@ def adapter_config(recipe: Recipe, builder: PromptBuilder) -> LoraConfig:
 
 def _save(reader: ReaderInTraining, recipe: Recipe, folder: Path) -> None:
     """PEFT's two files, the weights in bfloat16, and the head's."""
-    shutil.rmtree(folder, ignore_errors=True)
     reader.stacked.take_out()
     save_adapter(reader.stacked.as_peft(0, reader.model), recipe, folder)
     weights = load_file(folder / PEFT_WEIGHTS)

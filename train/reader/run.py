@@ -23,18 +23,22 @@ SEED = 0
 def run(recipe: Recipe, runs: Runs, folder: Path) -> Card:
     """Train the reader of `recipe` and write its files into `folder`."""
     from guard.conversation.example import SPLITS
-    from guard.layout import split_files
+    from guard.layout import fingerprint, split_files
     from guard.prompt.decoder import PromptBuilder
-    from train.reader.export import adapter_config, export
+    from train.reader.export import METHOD, adapter_config, export
     from train.reader.rows import read, steps
-    from train.reader.trainer import ReaderInTraining, train
+    from train.reader.trainer import CHECKPOINT, ReaderInTraining, train
 
     builder = PromptBuilder.of(recipe)
     files = split_files(runs.reader / "data")
     units = {split: read(file, builder) for split, file in zip(SPLITS, files, strict=True)}
     reader = ReaderInTraining(recipe, adapter_config(recipe, builder), SEED)
-    train(reader, steps(units["train"], SEED), runs.reader)
-    return export(reader, recipe, builder, files, units, folder)
+    settings = recipe.settings(METHOD).lora
+    inputs = fingerprint(*files, builder.hash, recipe.base_revision, settings)
+    train(reader, steps(units["train"], SEED), runs.reader, inputs)
+    card = export(reader, recipe, builder, files, units, folder)
+    (runs.reader / CHECKPOINT).unlink()
+    return card
 
 
 @exits_cleanly

@@ -91,14 +91,16 @@ class ReaderInTraining:
         return logits, labels, sources
 
 
-def train(reader: ReaderInTraining, batches: Sequence[Sequence[TokenUnit]], folder: Path) -> None:
-    """Take a step for each batch; go on where a run in this folder was interrupted."""
+def train(
+    reader: ReaderInTraining, batches: Sequence[Sequence[TokenUnit]], folder: Path, inputs: str
+) -> None:
+    """Take a step for each batch; go on where a run of the same `inputs` was interrupted."""
     optimizer = torch.optim.AdamW(
         reader.weights, lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0
     )
     warmup = int(WARMUP * len(batches))
     schedule = get_cosine_schedule_with_warmup(optimizer, warmup, len(batches))
-    state: dict[str, Any] = {"step": 0, "optimizer": optimizer, "schedule": schedule}
+    state: dict[str, Any] = {"inputs": inputs, "optimizer": optimizer, "schedule": schedule}
     folder.mkdir(parents=True, exist_ok=True)
     first = _resume(reader, state, folder / CHECKPOINT)
     saved_at = time.monotonic()
@@ -120,6 +122,8 @@ def _resume(reader: ReaderInTraining, state: dict[str, Any], file: Path) -> int:
     if not file.is_file():
         return 0
     kept = torch.load(file, weights_only=True)
+    if kept["inputs"] != state["inputs"]:
+        return 0
     for weight, saved in zip(reader.weights, kept["weights"], strict=True):
         weight.data.copy_(saved)
     state["optimizer"].load_state_dict(kept["optimizer"])
@@ -129,6 +133,7 @@ def _resume(reader: ReaderInTraining, state: dict[str, Any], file: Path) -> int:
 
 def _save(reader: ReaderInTraining, state: dict[str, Any], file: Path) -> None:
     kept = {
+        "inputs": state["inputs"],
         "weights": [weight.data.clone() for weight in reader.weights],
         "optimizer": state["optimizer"].state_dict(),
         "schedule": state["schedule"].state_dict(),

@@ -76,6 +76,11 @@ def test_its_files_answer_in_plain_peft_as_it_did(
     monkeypatch.setattr(trainer.ReaderInTraining, "answers", recorded)
     card = command.run(toy, runs, folder)
     assert load_card(folder).version == card.version == load_reader(toy).card.version
+    assert not (runs.reader / trainer.CHECKPOINT).exists()
+    monkeypatch.setattr(export, "calibrate", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        command.run(toy, runs, folder)
+    assert load_card(folder).version == card.version  # the reader in use stays
     assert set(card.metrics["held_out"]) == {"n", "all", "toy"}
     units = read(runs.reader / "data/validation.jsonl", PromptBuilder.of(toy))
     by_length = sorted(units, key=lambda unit: unit.longest)
@@ -101,9 +106,9 @@ def test_an_interrupted_run_ends_with_the_weights_of_an_uninterrupted_one(
     batches = [units[start : start + 4] for start in range(0, 24, 4)]
     config = export.adapter_config(toy, builder)
 
-    def trained(folder: str) -> list[torch.Tensor]:
+    def trained(folder: str, inputs: str = "data") -> list[torch.Tensor]:
         reader = trainer.ReaderInTraining(toy, config, 0)
-        trainer.train(reader, batches, runs.root / folder)
+        trainer.train(reader, batches, runs.root / folder, inputs)
         return [weight.detach() for weight in reader.weights]
 
     whole = trained("whole")
@@ -123,6 +128,10 @@ def test_an_interrupted_run_ends_with_the_weights_of_an_uninterrupted_one(
     resumed = trained("killed")
     assert len(calls) == 4 + 3  # three steps were kept
     assert all(torch.equal(*pair) for pair in zip(whole, resumed, strict=True))
+    calls.clear()
+    monkeypatch.setattr(trainer.ReaderInTraining, "loss", loss)
+    of_other_data = trained("killed", "other data")  # from the beginning
+    assert all(torch.equal(*pair) for pair in zip(whole, of_other_data, strict=True))
 
 
 def test_each_unit_is_in_one_step_and_short_policies_come_first(
