@@ -42,7 +42,6 @@ UNLABELLED ?=##   for DATA=llm: a file of `messages` whose first conversations s
 EXAMPLES ?=##   for DATA=llm: how many rows, by default 1000
 JUDGED ?=##   for make rule: whose words can violate it, by default assistant
 SPLITS ?=##   for your own data: keep its splits, clean leaks out of them, or new
-WIDE ?=##   1: make serve to 500 rules and 32,000 tokens, with 1,000 adapters resident, in an hour
 ROWS ?=##   for make curve: numbers of labelled rows, by default 50,100,300,1000,all; beside generated ones 0,20,50,100; 0 of a file alone: the reader
 FROM ?=##   for make reader: the folder of its sources, each cloned as OWNER+NAME; without it, the data that it made before
 A ?=##   for make replay: a folder of weights, runs/MODEL/RULE/METHOD; make rules names those of older versions
@@ -136,7 +135,7 @@ eval: $(ready) ##   trained rules, the LLM judge and a bag of words -> quality t
 	$(python) -m eval.run --rule '$(RULE)' --model $(MODEL) $(call option,method,$(METHOD)) \
 		$(call option,seeds,$(SEEDS)) $(call flag,force,$(FORCE))
 
-of_every_bench = --model '$(MODEL)' $(call flag,quick,$(QUICK)) $(call flag,wide,$(WIDE)) $(call flag,force,$(FORCE))
+of_every_bench = --model '$(MODEL)' $(call flag,quick,$(QUICK)) $(call flag,force,$(FORCE))
 
 serve: $(ready) ##   the latency benchmark (the server is make up): 1 to 100 rules on one conversation -> table, runs/latency.json (half an hour without QUICK=1)
 	$(python) -m serve.bench latency $(of_every_bench)

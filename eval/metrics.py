@@ -79,9 +79,7 @@ class Difference(Strict):
     ci95: tuple[float, float]
 
 
-def accuracy_interval(
-    outcomes: Outcomes, *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
-) -> tuple[float, float]:
+def accuracy_interval(outcomes: Outcomes) -> tuple[float, float]:
     """95 % interval of a mean accuracy: at each end the wider one of two intervals, the bootstrap's
     over seeds and groups, and Wilson's. The bootstrap sees that seeds differ and that rows of one
     group are right or wrong together. Wilson's sees neither, but keeps its width where every answer
@@ -89,24 +87,21 @@ def accuracy_interval(
     """
     if is_one_group(outcomes.groups):
         return 0.0, 1.0
-    means = _bootstrap_means(outcomes, draws, np.random.default_rng(seed))
+    means = _bootstrap_means(outcomes, np.random.default_rng(0))
     low, high = np.quantile(means, [0.025, 0.975]).tolist()
     wilson = wilson_interval(float(outcomes.values.mean()), outcomes.values.shape[1])
     return min(low, wilson[0]), max(high, wilson[1])
 
 
-def bootstrap_mean_difference(
-    rules: Sequence[Outcomes], *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
-) -> Difference:
+def bootstrap_mean_difference(rules: Sequence[Outcomes]) -> Difference:
     """Mean over rules of the accuracy difference, with a paired percentile bootstrap over seeds and
     groups (Efron, 1979). Both methods are always taken together, so what makes an example or a seed
     hard for both cancels out. The rules themselves are not drawn: the interval is about these
     rules.
     """
-    generator = np.random.default_rng(seed)
-    drawn = [
-        _bootstrap_means(rule, draws, generator) for rule in rules if not is_one_group(rule.groups)
-    ]
+    generator = np.random.default_rng(0)
+    drawable = [rule for rule in rules if not is_one_group(rule.groups)]
+    drawn = [_bootstrap_means(rule, generator) for rule in drawable]
     low, high = 0.0, 0.0
     if drawn:
         low, high = np.quantile(np.sum(drawn, axis=0) / len(rules), [0.025, 0.975]).tolist()
@@ -130,17 +125,14 @@ def drawn_seed_weights(
     return weights
 
 
-def _bootstrap_means(
-    outcomes: Outcomes, draws: int, generator: np.random.Generator
-) -> NDArray[np.float64]:
+def _bootstrap_means(outcomes: Outcomes, generator: np.random.Generator) -> NDArray[np.float64]:
     """Bootstrap means, [draws], over seeds (`drawn_seed_weights`) and all groups."""
-    seeds = len(outcomes.values)
+    seeds, draws = len(outcomes.values), BOOTSTRAP_DRAWS
     _, group_of, sizes = np.unique(outcomes.groups, return_inverse=True, return_counts=True)
     by_group = np.stack([np.bincount(group_of, weights=values) for values in outcomes.values])
     seed_weights = drawn_seed_weights(seeds, draws, generator)
-    group_weights = generator.multinomial(
-        len(sizes), np.full(len(sizes), 1 / len(sizes)), size=draws
-    )
+    groups = len(sizes)
+    group_weights = generator.multinomial(groups, np.full(groups, 1 / groups), size=draws)
     mean_over_seeds = seed_weights @ by_group
     sums: NDArray[np.float64] = (mean_over_seeds * group_weights).sum(axis=1)
     drawn_rows = group_weights @ sizes
@@ -193,14 +185,12 @@ def auroc_difference(
     return _estimate(by_seed, _interval(auroc_draws(rows, minuend) - auroc_draws(rows, subtrahend)))
 
 
-def auroc_draws(
-    rows: RankedRows, logits: NDArray[np.float64], *, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
-) -> NDArray[np.float64]:
+def auroc_draws(rows: RankedRows, logits: NDArray[np.float64]) -> NDArray[np.float64]:
     """Bootstrap means of the AUROC over seeds, [draws]. Each draws seeds (`drawn_seed_weights`) and
-    as many groups as there are, with replacement; NaN where a draw has rows of one label only. The
-    same `seed` draws the same seeds and groups for any logits of the same shape.
+    as many groups as there are, with replacement; NaN where a draw has rows of one label only.
+    Seeds and groups are the same for any logits of the same shape.
     """
-    generator = np.random.default_rng(seed)
+    draws, generator = BOOTSTRAP_DRAWS, np.random.default_rng(0)
     _, group_of = np.unique(rows.groups, return_inverse=True)
     groups = int(group_of.max()) + 1
     seed_weights = drawn_seed_weights(len(logits), draws, generator)

@@ -22,7 +22,6 @@ from fastapi import FastAPI
 from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs
 from guard.method import METHODS
-from serve.api.app import create_app
 from serve.api.engine_service import EngineService
 from serve.api.input.bounded_heads import bounded_heads
 from serve.api.observe.record import Observer
@@ -115,11 +114,8 @@ def _tenants(path: Path | None, rule_sets: Mapping[str, RuleSet]) -> Tenants | N
     if path is None:
         return None
     if not rule_sets:
-        raise GuardError(
-            "tenants need rule sets, and there are none",
-            where=path,
-            remedy="Name the file that has them with RULESETS=",
-        )
+        remedy = "Name the file that has them with RULESETS="
+        raise GuardError("tenants need rule sets, and there are none", where=path, remedy=remedy)
     return load_tenants(path, rule_sets)
 
 
@@ -147,9 +143,7 @@ def _serve(app: FastAPI, listener: socket.socket, timeout_s: float, tls: Mapping
 
 @contextlib.contextmanager
 def _single_app(
-    arguments: argparse.Namespace,
-    options: ServedOptions,
-    observers: Sequence[Observer],
+    arguments: argparse.Namespace, options: ServedOptions, observers: Sequence[Observer]
 ) -> Iterator[FastAPI]:
     """The app around engines in this process. Raises GuardError if they do not start."""
 
@@ -157,33 +151,18 @@ def _single_app(
         return start_warm(options.parts, folders, is_merged=arguments.merged)
 
     with GuardEngines(start) as engine:
-        yield create_app(
-            engine,
-            options.timeout_s,
-            rule_sets=options.rule_sets,
-            is_watching=arguments.watch,
-            tenants=options.tenants,
-            observers=observers,
-            source=options.source,
-            review_store=options.review_store,
-            policies=options.policies,
-        )
+        source = options.source
+        yield options.app(engine, observers, is_watching=arguments.watch, source=source)
 
 
 def _cluster_app(
-    arguments: argparse.Namespace,
-    options: ServedOptions,
-    observers: Sequence[Observer],
+    arguments: argparse.Namespace, options: ServedOptions, observers: Sequence[Observer]
 ) -> contextlib.AbstractContextManager[FastAPI]:
     """The app in front of replicas in processes of their own."""
     from serve.cluster.start import running_cluster
 
-    return running_cluster(
-        arguments.replicas,
-        options,
-        observers=observers,
-        is_watching=arguments.watch,
-    )
+    watch = arguments.watch
+    return running_cluster(arguments.replicas, options, observers=observers, is_watching=watch)
 
 
 def _config(app: FastAPI, timeout_s: float, tls: Mapping[str, Any]) -> uvicorn.Config:

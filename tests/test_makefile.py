@@ -150,10 +150,10 @@ STAGES = {
         f"train.study {CURVE} --model tiny --method 'head' --force",
         f"eval.study {CURVE} --model tiny --method 'head'",
     ],
-    "serve QUICK=0 WIDE=0": [f"serve.bench latency {TINY}"],
+    "serve QUICK=0": [f"serve.bench latency {TINY}"],
     "bench": ["serve.bench"],
-    "bench NAME=latency WIDE=1 FORCE=1 'OPTIONS=--repeats 1'": [
-        f"serve.bench 'latency' {TINY} --wide --force --repeats 1"
+    "bench NAME=latency FORCE=1 'OPTIONS=--repeats 1'": [
+        f"serve.bench 'latency' {TINY} --force --repeats 1"
     ],
     "up RULE=all": ["serve.up --model tiny"],
     "up RULE=a,b MERGED=1 REPLICAS=2 HOST=0.0.0.0": [

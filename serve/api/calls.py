@@ -68,11 +68,9 @@ class CallsUnderWay:
         self._forget_old()
         call = self._calls.get(call_id or "")
         if call is None:
-            raise Unjudged(
-                "the reply's conversation is not known here; have requests checked too, by the "
-                f"same server, not longer than {CALL_S:.0f} s before, and send the id of the call",
-                "unknown_conversation",
-            )
+            why = "the reply's conversation is not known here; have requests checked too, by the "
+            why += f"same server, not longer than {CALL_S:.0f} s before, and send the call's id"
+            raise Unjudged(why, "unknown_conversation")
         if call.is_ambiguous:
             raise Unjudged(AMBIGUOUS, "unknown_conversation")
         return call

@@ -28,7 +28,6 @@ BENCHES: dict[str, str] = {
 # What make gives to whichever benchmark; some have no use for one.
 FLAGS = {
     "--quick": "a coarse grid",
-    "--wide": "a grid to 500 rules, with 1,000 adapters resident, and to 32,000 tokens",
     "--force": "although nothing changed",
 }
 

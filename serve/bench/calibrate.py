@@ -9,7 +9,6 @@ Adapters are random; verdicts mean nothing.
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import textwrap
@@ -26,7 +25,7 @@ from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe
 from serve.bench.engines import scores_of
-from serve.bench.harness import BenchCommand, add_count
+from serve.bench.harness import BenchCommand
 from serve.bench.report import BenchReport, notes, origin
 from serve.bench.workload.adapters import random_adapters
 from serve.bench.workload.prompts import conversation, random_rule_text, wordings
@@ -260,11 +259,6 @@ class CalibrateBench(BenchCommand):
     summary = "what a step takes on this machine, for make plan -> runs/calibration.json"
     duration = "3 min"
 
-    @classmethod
-    def add_options(cls, parser: argparse.ArgumentParser) -> None:
-        add_count(parser, "--bursts", BURSTS, "bursts by aLoRAs; a third as many by LoRAs")
-        add_count(parser, "--rules", RULES, "the most rules of a check")
-
     def main(self) -> None:
         report, path = self.calibrated(), self.runs.root / "calibration.json"
         report.save(path)
@@ -273,15 +267,15 @@ class CalibrateBench(BenchCommand):
 
     def calibrated(self) -> CalibrationReport:
         """Fit every adapter method of the recipe, on two engines, one after the other."""
-        recipe, most_rules = self.recipe, self.options.rules
+        recipe = self.recipe
         methods, prompts = recipe.adapter_methods, PromptBuilder.of(recipe)
-        with random_adapters(recipe, methods, max(most_rules, FLEET)) as adapters:
+        with random_adapters(recipe, methods, max(RULES, FLEET)) as adapters:
             with GuardEngine(recipe, adapters, max_loras=len(adapters)) as engine:
                 rows: list[BurstRow] = []
                 costs: dict[str, FittedCost] = {}
                 block_size = engine.backend.block_size
                 for method in methods:
-                    meter = BurstMeter(engine, recipe, method, most_rules=most_rules)
+                    meter = BurstMeter(engine, recipe, method, most_rules=RULES)
                     method_rows = self._run_bursts(meter, method)
                     rows += method_rows
                     update = {"wake_ms": wake_ms(meter)}
@@ -298,12 +292,12 @@ class CalibrateBench(BenchCommand):
         )
 
     def _run_bursts(self, meter: BurstMeter, method: str) -> list[BurstRow]:
-        shares, bursts = METHODS[method].shares_conversation, self.options.bursts
+        shares, bursts = METHODS[method].shares_conversation, BURSTS
         if self.options.quick:
-            bursts = min(bursts, QUICK_BURSTS)
+            bursts = QUICK_BURSTS
         if not shares:
             bursts = max(1, bursts // 3)
-        drawn = draw_bursts(bursts, self.options.rules, seed=1, shares=shares)
+        drawn = draw_bursts(bursts, RULES, seed=1, shares=shares)
         for burst in drawn[:WARM_UP]:  # the first time is always slow
             meter.run(burst)
         watched = tqdm(drawn, desc=f"calibrating {METHODS[method].label}", unit="burst")

@@ -1,28 +1,13 @@
-"""Engines in benchmarks: their part of a GPU's memory, and their scores or an error. Knows nothing
-of clocks.
-"""
+"""Engines in benchmarks: their memory, and their scores or an error. Knows nothing of clocks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from guard.errors import GuardError
-from guard.machine.device import installed_device
 from guard.recipe import Recipe, ServingMemory
 from serve.engine import Check, Refusal, Score
-from serve.engine.backends.arguments import GIB, LARGEST_SHARE, sizes_of
-
-
-def memory_beside(bases: int) -> dict[str, Any]:
-    """vLLM's EngineArgs for an engine whose base is one of `bases` in memory at the same time. On a
-    GPU each gets an equal part of the memory: where a recipe does not give its `device_gib`, vLLM
-    would take nearly all of it for the first engine. On a CPU none are needed: engines are sized by
-    the recipe alone.
-    """
-    if installed_device() == "cpu":
-        return {}
-    return {"gpu_memory_utilization": LARGEST_SHARE / bases}
+from serve.engine.backends.arguments import GIB, sizes_of
 
 
 def with_room(recipe: Recipe, slots: int) -> Recipe:

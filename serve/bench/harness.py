@@ -58,11 +58,6 @@ class Cell:
     repeats: int = 1
 
     @property
-    def group(self) -> object:
-        """Cells of one group share what `started` starts."""
-        return None
-
-    @property
     def work(self) -> float:
         """Of a repeat, relative to the other cells', for the progress bar."""
         return 1.0
@@ -97,11 +92,6 @@ class Ratio:
 SomeCell = TypeVar("SomeCell", bound=Cell)
 
 
-def add_count(parser: argparse.ArgumentParser, flag: str, default: int, text: str) -> None:
-    """Add an option that is a whole number of at least 1, whose help states its default."""
-    parser.add_argument(flag, default=default, type=count, help=f"{text} (default: {default})")
-
-
 class BenchCommand(ABC):
     """What `python -m serve.bench NAME` runs: a grid, or what is none (`calibrate`).
     `summary` and `duration` (on two cores, with the tiny base) stand in the list.
@@ -116,10 +106,9 @@ class BenchCommand(ABC):
         self.recipe = load_recipe(options.model)
         self.runs = Runs(options.runs)
 
-    @classmethod
-    @abstractmethod
+    @classmethod  # noqa: B027  # most have none
     def add_options(cls, parser: argparse.ArgumentParser) -> None:
-        """Add its own options to those of all benchmarks."""
+        """Add its own options, if it has any, to those of all benchmarks."""
 
     @abstractmethod
     def main(self) -> None:
@@ -135,15 +124,10 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
     repeats: ClassVar[int] = 3
     report_name: ClassVar[str] = ""  # of the report's file; by default NAME_bench
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        super().__init__(options)
-        self.facts: dict[str, Value] = {}  # stated in the report's caption
-
     @classmethod
     def add_options(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the options of all grids. A benchmark with its own calls this too."""
-        text = "how often a cell is measured, at most"
-        add_count(parser, "--repeats", cls.repeats, text)
+        text = f"how often a cell is measured, at most (default: {cls.repeats})"
+        parser.add_argument("--repeats", default=cls.repeats, type=count, help=text)
 
     @property
     def path(self) -> Path:
@@ -159,7 +143,7 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
 
     @abstractmethod
     def started(self, cells: Sequence[SomeCell]) -> AbstractContextManager[object]:
-        """Run what a group's cells are measured on, warmed up."""
+        """Run what the cells are measured on, warmed up."""
 
     @abstractmethod
     def measure(self, cell: SomeCell, repeat: Repeat) -> Sample:
@@ -193,7 +177,6 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
             inputs=inputs,
             threads=threads(),
             engine=engine_settings(self.recipe),
-            facts=self.facts,
             rows=tuple(grid.rows()),
         )
 
@@ -234,17 +217,14 @@ class _Grid(Generic[SomeCell]):
         self._samples: dict[SomeCell, list[Sample]] = {}
 
     def measure(self) -> None:
-        """Measure the cells group by group."""
-        groups: dict[object, list[SomeCell]] = {}
-        for cell in self._cells:
-            groups.setdefault(cell.group, []).append(cell)
         total = sum(cell.work * cell.repeats for cell in self._cells)
         bar_format = "{l_bar}{bar}| {elapsed}<{remaining}{postfix}"
-        with tqdm(total=total, desc=self._benchmark.name, bar_format=bar_format) as bar:
-            for cells in groups.values():
-                with self._benchmark.started(cells):
-                    for block in self._blocks(cells):
-                        self._measure_block(block, bar)
+        with (
+            tqdm(total=total, desc=self._benchmark.name, bar_format=bar_format) as bar,
+            self._benchmark.started(self._cells),
+        ):
+            for block in self._blocks():
+                self._measure_block(block, bar)
 
     def rows(self) -> Iterator[MeasuredRow]:
         for cell in self._cells:
@@ -252,10 +232,10 @@ class _Grid(Generic[SomeCell]):
             measured = _spreads(samples) | self._ratios(cell, samples)
             yield MeasuredRow(cell=cell.values, repeats=len(samples), measured=measured)
 
-    def _blocks(self, cells: Sequence[SomeCell]) -> list[list[SomeCell]]:
+    def _blocks(self) -> list[list[SomeCell]]:
         """The cells, those together that are compared."""
         blocks: dict[str, list[SomeCell]] = {}
-        for cell in cells:
+        for cell in self._cells:
             blocks.setdefault(self._block_key(cell), []).append(cell)
         return list(blocks.values())
 

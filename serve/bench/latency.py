@@ -16,23 +16,20 @@ encoder is measured by the benchmark `encoder` instead. Knows nothing of what th
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
-from guard.recipe import Recipe
 from serve.bench.encoder import EncoderBench
 from serve.bench.engines import scores_of, with_room
 from serve.bench.harness import Benchmark, Cell, Ratio, Repeat, Sample, number
 from serve.bench.report import Column, GridReport
-from serve.bench.workload.adapters import MARGIN_TOKENS, copies, random_adapters
+from serve.bench.workload.adapters import copies, random_adapters
 from serve.bench.workload.prompts import RULE_TEXT, conversation, wordings
 from serve.engine import GuardEngine, Score, ScoreRequest
 
@@ -40,15 +37,14 @@ BASE, LOWER_BOUND = "base", "lower bound"
 RULES_OF_LENGTH_SWEEP = 5
 LENGTHS_OF_RULES_SWEEP = (1000, 5000)
 LENGTHS = (100, 250, 500, 1000, 2000, 5000)
-LONG, LONG_REPEATS = (10_000, 20_000, 32_000), 3
 RULES = (1, 5, 10, 20, 50, 100)
-MANY_RULES = ((1000, 200), (1000, 500))  # tokens, rules
 # With a hundred rules LoRA takes a hundred times as long as the rest.
 LORA_REPEATS = 5
 QUICK_POINTS = ((100, 5), (1000, 1), (1000, 5), (5000, 5), (1000, 20), (1000, 100))
 QUICK_REPEATS = 2
 SUFFIX_TOKENS = 50  # about how many a rule's suffix has
 SHORTEST = 60  # tokens of a conversation
+MARGIN_TOKENS = 200  # for a rule's suffix, and because a repeat's conversation may be longer
 OTHER_WORDS = 1 << 40  # added to a seed, gives the lower bound's conversation other words
 
 
@@ -64,10 +60,6 @@ class LatencyCell(Cell):
     tokens: int
     rules: int
     mode: str
-
-    @property
-    def group(self) -> bool:  # longer ones need memory that would change the others
-        return self.tokens > max(LENGTHS)
 
     @property
     def work(self) -> float:
@@ -93,7 +85,7 @@ class LatencyBench(Benchmark[LatencyCell]):
 
     name = "latency"
     summary = "1 to 100 rules on one conversation: LoRA, aLoRA, the bare base, and the lower bound"
-    duration = "30 min, --quick 2, --wide 57"
+    duration = "30 min, --quick 2"
     line = "mode"
     report_name = "latency"
     repeats = 20
@@ -118,33 +110,25 @@ class LatencyBench(Benchmark[LatencyCell]):
     )
 
     def main(self) -> None:
-        """Measure a decoder, or an encoder by its own benchmark. Raises GuardError for options that
-        an encoder does not take.
-        """
+        """Measure a decoder, or an encoder by its own benchmark."""
         if not self.recipe.is_encoder:
             super().main()
             return
-        options = vars(self.options) | {"beside": None}
-        if self.options.wide:
-            problem, where = "only decoders are measured so", f"recipe {self.recipe.name}"
-            remedy = "Leave it out; make bench NAME=encoder OPTIONS=--help has its own"
-            raise GuardError(problem, where=where, got="--wide", remedy=remedy)
-        options["repeats"] = min(options["repeats"], EncoderBench.repeats)
-        EncoderBench(argparse.Namespace(**options)).main()
+        self.options.repeats = min(self.options.repeats, EncoderBench.repeats)
+        EncoderBench(self.options).main()
 
     def cells(self) -> list[LatencyCell]:
         repeats: int = self.options.repeats
         points = dict.fromkeys([(length, RULES_OF_LENGTH_SWEEP) for length in LENGTHS], repeats)
         for length in LENGTHS_OF_RULES_SWEEP:
             points |= dict.fromkeys([(length, rules) for rules in RULES], repeats)
-        if self.options.wide:
-            points |= dict.fromkeys(MANY_RULES, repeats)
-            long = [(length, RULES_OF_LENGTH_SWEEP) for length in LONG]
-            points |= dict.fromkeys(long, min(repeats, LONG_REPEATS))
         if self.options.quick:
             points = dict.fromkeys(QUICK_POINTS, min(repeats, QUICK_REPEATS))
+        longest = self.recipe.context_tokens - MARGIN_TOKENS
         cells: list[LatencyCell] = []
         for tokens, rules in sorted(points, key=lambda point: point[1] * (point[0] + 50)):
+            if tokens > longest:
+                continue
             for mode in (BASE, *self.recipe.adapter_methods, LOWER_BOUND):
                 times = points[tokens, rules]
                 if not shares_conversation(mode):
@@ -155,10 +139,6 @@ class LatencyBench(Benchmark[LatencyCell]):
     @contextlib.contextmanager
     def started(self, cells: Sequence[LatencyCell]) -> Iterator[None]:
         """Run an engine with a slot for every adapter: none is loaded while the clock runs."""
-        longest = max(cell.tokens for cell in cells) + MARGIN_TOKENS
-        arguments = room_for(longest, self.recipe)
-        if "hf_overrides" in arguments:
-            self.facts["the longest conversations"] = "beyond what the base was made for"
         with contextlib.ExitStack() as stack:
             methods = self.recipe.adapter_methods
             of_method = stack.enter_context(random_adapters(self.recipe, methods, 1))
@@ -167,8 +147,8 @@ class LatencyBench(Benchmark[LatencyCell]):
             slots = max(len(adapters), self.recipe.engine.get("max_loras", 0))
             print(f"loading {self.recipe.name} with {len(adapters)} adapters", flush=True)
             recipe = with_room(self.recipe, slots)
-            engine = GuardEngine(recipe, adapters, max_loras=slots, **arguments)
-            self.use(stack.enter_context(engine), names, arguments.get("max_model_len"))
+            engine = GuardEngine(recipe, adapters, max_loras=slots)
+            self.use(stack.enter_context(engine), names)
             # The first time is always slow: every adapter once, and the longest step once.
             for tokens, rules in ((100, len(self.texts)), (1000, 1)):
                 for mode in (BASE, *names, LOWER_BOUND):
@@ -176,16 +156,8 @@ class LatencyBench(Benchmark[LatencyCell]):
                     self.measure(cell, Repeat(0, 1, seed=tokens))
             yield
 
-    def use(
-        self,
-        engine: GuardEngine,
-        names: Mapping[str, Sequence[str]],
-        context_tokens: int | None = None,
-    ) -> None:
-        """Measure on this engine. `names`: the adapters by method, as many as a cell has rules.
-        `context_tokens`: the length of the longest prompt, where it is not the recipe's.
-        """
-        self._context_tokens = context_tokens or self.recipe.context_tokens
+    def use(self, engine: GuardEngine, names: Mapping[str, Sequence[str]]) -> None:
+        """Measure on this engine. `names`: the adapters by method, as many as a cell has rules."""
         self._engine, self._names = engine, names
         self._prompts = PromptBuilder.of(self.recipe)
         some = list(names.values())[-1]
@@ -216,7 +188,7 @@ class LatencyBench(Benchmark[LatencyCell]):
 
     def _lower_bound(self, needed_tokens: int, seed: int) -> Sample:
         """One base prompt of about the needed tokens; its times are scaled to them."""
-        title, tokens = self.titles[0], min(needed_tokens, self._context_tokens - 1)
+        title, tokens = self.titles[0], min(needed_tokens, self.recipe.context_tokens - 1)
         length = max(tokens - self._suffix_tokens(title), SHORTEST)
         messages = conversation(self._prompts, length - 1, seed + OTHER_WORDS)
         sample = dict(self._asked([(title, None)], messages, BASE))
@@ -267,18 +239,3 @@ def check_cache_was_empty(scores: Sequence[Score], mode: str) -> None:
         remedy = "Run `make doctor` and the tests of serve/"
         where, got = f"mode {mode}", f"{cached} cached tokens"
         raise GuardError(problem, where=where, got=got, remedy=remedy)
-
-
-def room_for(tokens: int, recipe: Recipe) -> dict[str, Any]:
-    """Engine arguments for prompts of `tokens`. Beyond the context that the base was made for, its
-    verdicts mean nothing but take as long.
-    """
-    if tokens <= recipe.context_tokens:
-        return {}
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(recipe.base_path, revision=recipe.commit)
-    arguments: dict[str, Any] = {"max_model_len": tokens}
-    if tokens > config.max_position_embeddings:
-        arguments["hf_overrides"] = {"max_position_embeddings": tokens}
-    return arguments

@@ -96,15 +96,12 @@ class BenchReport(Strict):
 
 
 class GridReport(BenchReport):
-    """The report of a grid of cells. `inputs`: a fingerprint of all that the numbers depend on.
-    `facts`: what a benchmark states of itself.
-    """
+    """The report of a grid of cells. `inputs`: a fingerprint of all that the numbers depend on."""
 
     benchmark: str
     inputs: str
     threads: int  # of an engine
     engine: dict[str, str]  # the recipe's arguments
-    facts: dict[str, Value]
     rows: tuple[MeasuredRow, ...]
 
     def find(self, **cell: Value) -> list[MeasuredRow]:
@@ -118,8 +115,7 @@ class GridReport(BenchReport):
         if len(repeats) == 1:
             counts = str(repeats[0])
         versions = [f"{name} {self.versions[name]}" for name in ("vllm", "torch")]
-        facts = [f"{name} {value}" for name, value in self.facts.items()]
-        parts = [self.source, ", ".join(versions), f"repeats {counts}", *facts]
+        parts = [self.source, ", ".join(versions), f"repeats {counts}"]
         return "; ".join(parts)
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
 
 from guard.prompt.builders import prompt_builder
 from serve.api.app import create_app
 from serve.api.input.limits import POLICIES
+from serve.api.observe.record import Observer
 from serve.cluster.log import log_into
 from serve.cluster.replica import ServedApp
 from serve.cluster.service import CountTokens
@@ -75,12 +79,14 @@ class ServedOptions:
 
         def start(last: Mapping[str, Path] | None) -> list[GuardEngine]:
             """Start the engines on what was served last, at first on `folders`."""
-            if last is None:
-                return start_warm(self.parts, folders)
-            return start_warm(self.parts, last)
+            return start_warm(self.parts, folders if last is None else last)
 
         engine = GuardEngines(start)
-        app = create_app(
+        return ServedApp(self.app(engine, observers), engine.close)
+
+    def app(self, engine: GuardEngines, observers: Sequence[Observer], **settings: Any) -> FastAPI:
+        """The app around an engine, with further `settings` of `create_app`."""
+        return create_app(
             engine,
             self.timeout_s,
             rule_sets=self.rule_sets,
@@ -88,5 +94,5 @@ class ServedOptions:
             observers=observers,
             review_store=self.review_store,
             policies=self.policies,
+            **settings,
         )
-        return ServedApp(app, engine.close)

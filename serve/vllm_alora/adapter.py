@@ -24,16 +24,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from vllm.exceptions import VLLMValidationError
 from vllm.lora.peft_helper import PEFTHelper
-from vllm.lora.utils import (
-    is_base_embedding_weights,
-    parse_fine_tuned_lora_name,
-)
+from vllm.lora.utils import is_base_embedding_weights, parse_fine_tuned_lora_name
 from vllm.platforms import current_platform
 
 from .peft_config import is_adapted, unserved
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_SHOWN = 200  # characters of a value that an error quotes
+SAVE_AGAIN = "Save the adapter with PEFT's save_pretrained"
 
 
 class AdapterError(VLLMValidationError, ValueError):
@@ -99,9 +97,8 @@ def _read(path: str, stamps: tuple[Stamp, ...]) -> AdapterFiles:
     try:
         config_bytes, weights_bytes = (Path(path, name).read_bytes() for name in (CONFIG, WEIGHTS))
     except OSError as error:
-        raise AdapterError(
-            f"cannot be read: {error}", where=path, remedy="Save it again, or correct the path"
-        ) from error
+        remedy = "Save it again, or correct the path"
+        raise AdapterError(f"cannot be read: {error}", where=path, remedy=remedy) from error
     fields, config = _config(path, config_bytes)
     content = hashlib.sha256(config_bytes)
     content.update(weights_bytes)  # without a copy: an adapter has hundreds of MB
@@ -121,26 +118,17 @@ def _config(path: str, content: bytes) -> tuple[dict[str, Any], PEFTHelper]:
         fields = json.loads(content)
         config = PEFTHelper.from_dict(fields)
     except (TypeError, ValueError, AttributeError) as error:
-        raise AdapterError(
-            f"not a LoRA configuration: {error}",
-            where=where,
-            remedy="Save it with PEFT's save_pretrained",
-        ) from error
-    if fields.get("peft_type") != "LORA":
-        raise AdapterError(
-            "not a LoRA adapter",
-            where=where,
-            got=fields.get("peft_type"),
-            remedy="Only LoRA and aLoRA are served",
-        )
+        problem = f"not a LoRA configuration: {error}"
+        raise AdapterError(problem, where=where, remedy=SAVE_AGAIN) from error
+    kind = fields.get("peft_type")
+    if kind != "LORA":
+        remedy = "Only LoRA and aLoRA are served"
+        raise AdapterError("not a LoRA adapter", where=where, got=kind, remedy=remedy)
     name = unserved(fields)
     if name is not None:
-        raise AdapterError(
-            f"PEFT acts on the adapter's {name}, and the engine does not",
-            where=where,
-            got=f"{name}: {fields[name]!r}"[:MAX_SHOWN],
-            remedy="Train without it",
-        )
+        problem = f"PEFT acts on the adapter's {name}, and the engine does not"
+        got = f"{name}: {fields[name]!r}"[:MAX_SHOWN]
+        raise AdapterError(problem, where=where, got=got, remedy="Train without it")
     tokens = config.alora_invocation_tokens
     if tokens is not None and not (
         isinstance(tokens, list) and tokens and all(type(token) is int for token in tokens)
@@ -148,9 +136,6 @@ def _config(path: str, content: bytes) -> tuple[dict[str, Any], PEFTHelper]:
         problem = "alora_invocation_tokens must be a non-empty list of token ids"
         raise AdapterError(problem, where=where, got=tokens, remedy="Train it again")
     return fields, config
-
-
-SAVE_AGAIN = "Save the adapter with PEFT's save_pretrained"
 
 
 def _shapes(path: str, fields: dict[str, Any], config: PEFTHelper, content: bytes) -> Shapes:
@@ -220,11 +205,8 @@ def check_adapter(adapter: AdapterFiles, lora_config: Any, model_config: Any) ->
     try:
         adapter.config.validate_legal(lora_config)
     except ValueError as error:
-        raise AdapterError(
-            str(error).rstrip("."),
-            where=adapter.path,
-            remedy="Change the adapter or the engine's settings",
-        ) from error
+        problem, remedy = str(error).rstrip("."), "Change the adapter or the engine's settings"
+        raise AdapterError(problem, where=adapter.path, remedy=remedy) from error
     layers = _layers(model_config.hf_config)
     if current_platform.is_cpu():
         _check_cpu(adapter, lora_config, model_config, layers or {})
@@ -238,12 +220,9 @@ def check_adapter(adapter: AdapterFiles, lora_config: Any, model_config: Any) ->
             if layer is not None:
                 model_has = f"{layer.inputs} -> {layer.outputs}"
                 got = f"{inputs} -> {outputs}, where the model has {model_has}"
-            raise AdapterError(
-                f"{module} does not fit the base model",
-                where=adapter.path,
-                got=got,
-                remedy="Serve it on the base it was trained on",
-            )
+            problem = f"{module} does not fit the base model"
+            remedy = "Serve it on the base it was trained on"
+            raise AdapterError(problem, where=adapter.path, got=got, remedy=remedy)
 
 
 class TargetLayer(NamedTuple):
@@ -259,19 +238,16 @@ Layers = Mapping[str, TargetLayer]
 
 def _check_cpu(adapter: AdapterFiles, lora_config: Any, model_config: Any, layers: Layers) -> None:
     """Refuse what vLLM's CPU operator would compute: it gives base tokens the last adapter."""
-    if lora_config.lora_dtype != model_config.dtype:
-        raise AdapterError(
-            f"on a CPU adapters are served in the base's type, {model_config.dtype}",
-            where=adapter.path,
-            got=lora_config.lora_dtype,
-            remedy="Leave lora_dtype at auto",
-        )
+    dtype = lora_config.lora_dtype
+    if dtype != model_config.dtype:
+        problem = f"on a CPU adapters are served in the base's type, {model_config.dtype}"
+        remedy = "Leave lora_dtype at auto"
+        raise AdapterError(problem, where=adapter.path, got=dtype, remedy=remedy)
     ends = [module for module in adapter.shapes if module in layers and layers[module].is_end]
     if ends:
         problem = "on a CPU an adapter of the embedding or the output layer is not served"
-        raise AdapterError(
-            problem, where=adapter.path, got=", ".join(ends), remedy="Train without them"
-        )
+        got = ", ".join(ends)
+        raise AdapterError(problem, where=adapter.path, got=got, remedy="Train without them")
 
 
 # A process has a configuration or two, which cannot be hashed.

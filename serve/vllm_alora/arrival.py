@@ -35,17 +35,13 @@ def process_inputs(original: Callable[..., Any], self: Any, *args: Any, **kwargs
     if lora is None:
         return request
     if request.sampling_params is None:
-        raise InvocationError(
-            f"adapter '{lora.lora_name}': adapters are served for generation, not for pooling. "
-            "Leave the adapter out"
-        )
+        why = "adapters are served for generation, not for pooling. Leave the adapter out"
+        raise InvocationError(f"adapter '{lora.lora_name}': {why}")
     checked = vars(self).setdefault("checked_contents", set())
     adapter = servable(read_adapter(lora.lora_path), self.lora_config, self.model_config, checked)
     if adapter.invocation and (request.resumable or request.prompt_embeds is not None):
-        raise InvocationError(
-            f"adapter '{lora.lora_name}': an aLoRA generates from a complete prompt of token ids, "
-            "not from a stream or embeddings"
-        )
+        why = "an aLoRA generates from a complete prompt of token ids, not a stream or embeddings"
+        raise InvocationError(f"adapter '{lora.lora_name}': {why}")
     start = active_from(request.prompt_token_ids, adapter, lora.lora_name)
     if lora.load_inplace:  # new weights come under a new id: none are loaded over weights in use
         request.lora_request = copy.copy(lora)

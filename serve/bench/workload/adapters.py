@@ -22,7 +22,6 @@ from guard.weights.card import Card, file_digests
 from guard.weights.head import Head, WordWeights, answer_hash
 from serve.bench.workload.prompts import random_rule_text
 
-MARGIN_TOKENS = 200  # for a rule's suffix, and because a repeat's conversation may be longer
 SCALE = 0.05  # standard deviation of random weights
 NGRAMS = 7_000  # of a random head: a head of 1,000 short conversations has about as many
 

@@ -34,24 +34,19 @@ def load_adapter(original: Callable[..., Any], self: Any, lora_request: Any) -> 
     lora = original(self, lora_request)
     where, content = lora_request.lora_path, read_adapter(lora_request.lora_path).content
     if isinstance(lora_request, ActivatedRequest) and content != lora_request.content:
+        problem = "the adapter's files changed after its request was checked"
         remedy = "Save an adapter to a new folder and rename it over the old one"
-        raise AdapterError(
-            "the adapter's files changed after its request was checked", where=where, remedy=remedy
-        )
+        raise AdapterError(problem, where=where, remedy=remedy)
     dropped = unplaced(lora.loras, self._adapter_manager)
     if dropped:
         problem = "tensors for layers that the engine cannot adapt"
-        raise AdapterError(
-            problem, where=where, got=", ".join(dropped), remedy="Train without them"
-        )
+        got = ", ".join(dropped)
+        raise AdapterError(problem, where=where, got=got, remedy="Train without them")
     not_linear = computed_by_vllm(lora.loras, self._adapter_manager)
     if not_linear:
-        problem = (
-            "on a CPU an adapter of the embedding, the output or an expert layer is not served"
-        )
-        raise AdapterError(
-            problem, where=where, got=", ".join(not_linear), remedy="Train without them"
-        )
+        problem = "on a CPU no adapter of the embedding, the output or an expert layer is served"
+        got = ", ".join(not_linear)
+        raise AdapterError(problem, where=where, got=got, remedy="Train without them")
     vars(self).setdefault("content_of_id", {})[lora_request.lora_int_id] = content
     return lora
 
@@ -60,17 +55,14 @@ def load_adapter(original: Callable[..., Any], self: Any, lora_request: Any) -> 
 def add_adapter(original: Callable[..., bool], self: Any, lora_request: Any) -> bool:
     """Load the adapter, and count it, unless it is loaded from the same files."""
     if isinstance(lora_request, ActivatedRequest):
-        loaded = getattr(self, "content_of_id", {}).get(
-            lora_request.lora_int_id, lora_request.content
-        )
-        if loaded != lora_request.content:
+        content = lora_request.content
+        loaded = getattr(self, "content_of_id", {}).get(lora_request.lora_int_id, content)
+        if loaded != content:
             self.remove_adapter(lora_request.lora_int_id)
     elif lora_request.load_inplace:
-        raise AdapterError(
-            "load_inplace would change weights under requests and cached blocks in use",
-            where=lora_request.lora_path,
-            remedy="Leave it out: a request after the change is served with the new weights",
-        )
+        problem = "load_inplace would change weights under requests and cached blocks in use"
+        remedy = "Leave it out: a request after the change is served with the new weights"
+        raise AdapterError(problem, where=lora_request.lora_path, remedy=remedy)
     is_missing = lora_request.lora_int_id not in self._adapter_manager._registered_adapters
     added = original(self, lora_request)
     self.adapter_loads = getattr(self, "adapter_loads", 0) + is_missing

@@ -88,6 +88,7 @@ BURSTS, RULES = 6, 4
 # Of what is measured, less: the tokens of a conversation and a burst, and how often.
 SMALL: dict[str, Any] = {"LONGEST": 800, "MOST_TOKENS": {True: 2_000, False: 3_000}, "WARM_UP": 1}
 SMALL |= {"WAKES": 1, "SWAP_CHECKS": 12, "SWAP_WARM_UP": 1, "FLEET": 12}
+SMALL |= {"BURSTS": BURSTS, "RULES": RULES}
 
 
 @pytest.fixture(scope="module")
@@ -102,13 +103,12 @@ def report(swaps: list[list[SwapRow]]) -> CalibrationReport:
         swaps.append(rows)
         return with_swaps(rows, cost)
 
-    words = ["--bursts", str(BURSTS), "--rules", str(RULES)]
     small = small_recipe(max_num_batched_tokens=512)
     with MonkeyPatch.context() as patch:
         for name, value in SMALL.items():
             patch.setattr(calibrate, name, value)
         patch.setattr(calibrate, "with_swaps", noted)
-        return bench_on("calibrate", Path("runs"), *words, recipe=small).calibrated()
+        return bench_on("calibrate", Path("runs"), recipe=small).calibrated()
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,17 +10,15 @@ from typing import Any
 import pytest
 from pytest import CaptureFixture, MonkeyPatch
 
-from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.layout import Runs
-from guard.recipe import MODELS, Recipe, load_recipe
-from serve.bench import encoder, latency
+from serve.bench import encoder
 from serve.bench.__main__ import main
 from serve.bench.encoder import LARGEST_CELL, EncoderBench, EncoderCell
-from serve.bench.engines import judged, memory_beside
+from serve.bench.engines import judged
 from serve.bench.harness import Repeat
 from serve.bench.latency import BASE, LOWER_BOUND, LatencyBench, LatencyCell, spread_length
-from serve.bench.report import GridReport, table
+from serve.bench.report import GridReport
 from serve.engine import Check, Refusal
 from serve.engine.score import EngineCounters, Score, ScoreRequest
 from tests.serve.bench.small_engine import small_recipe
@@ -31,7 +27,6 @@ from tests.serve.cards import RULE_TEXTS
 from tests.serve.encoder_rules import recipe, save_encoder_head, save_encoder_rule
 
 BLOCK = 32
-CONTEXT = 1100  # tokens: as many as a warm-up needs
 NAMES: dict[str, list[str]] = {"lora": ["plain", "plain again"], "alora": ["first", "second"]}
 MODES = (BASE, *NAMES, LOWER_BOUND)
 
@@ -128,38 +123,23 @@ def test_an_encoder_has_its_own_benchmark(monkeypatch: MonkeyPatch, tmp_path: Pa
         monkeypatch.setattr("sys.argv", ["bench", name, *words])
         main()
     of_latency, of_encoder = measured
-    assert of_latency == of_encoder and of_latency["beside"] is None
-    bench = bench_on("latency", tmp_path, "--wide", recipe=load_recipe("minilm"))
-    with pytest.raises(GuardError, match="got --wide"):  # which is of decoders alone
-        bench.main()
-    assert len(measured) == 2
+    assert of_latency == of_encoder
 
 
-def recipe_of_short_context(folder: Path) -> Recipe:
-    """A small recipe on the tiny base, which is made for CONTEXT tokens here."""
-    shutil.copytree(MODELS / "tiny", folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["max_position_embeddings"] = CONTEXT
-    (folder / "config.json").write_text(json.dumps(config))
-    return small_recipe().model_copy(update={"base": str(folder), "context_tokens": CONTEXT})
+def test_a_conversation_that_the_base_does_not_hold_is_left_out() -> None:
+    short = small_recipe().model_copy(update={"context_tokens": 1300})
+    cells = bench_on("latency", Path("runs"), recipe=short).cells()
+    assert max(cell.tokens for cell in cells) == 1000
 
 
 @pytest.mark.slow
 def test_a_grid_is_measured_on_the_real_engine_with_as_many_adapters_as_rules(
-    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+    tmp_path: Path, capsys: CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(latency, "LENGTHS", (100,))  # longer ones have an engine of their own
-    short = recipe_of_short_context(tmp_path / "base")
-    bench = bench_on("latency", tmp_path, recipe=short)
-    cells: list[LatencyCell] = []
-    for tokens, rules, repeats in ((100, 2, 2), (CONTEXT + 100, 1, 1)):
-        cells += [
-            LatencyCell(tokens=tokens, rules=rules, mode=mode, repeats=repeats) for mode in MODES
-        ]
-    bench.cells = lambda: cells
+    bench = bench_on("latency", tmp_path)
+    bench.cells = lambda: [LatencyCell(tokens=100, rules=2, mode=mode, repeats=2) for mode in MODES]
     bench.main()
-    printed = capsys.readouterr().out
-    assert "with 4 adapters" in printed and "with 2 adapters" in printed  # an engine for each group
+    assert "with 4 adapters" in capsys.readouterr().out
     report = GridReport.load(tmp_path / "latency.json")
     row = {mode: report.find(tokens=100, mode=mode)[0] for mode in MODES}
     cached = {mode: row[mode].median("cached_tokens") for mode in MODES}
@@ -172,10 +152,6 @@ def test_a_grid_is_measured_on_the_real_engine_with_as_many_adapters_as_rules(
         assert 0 < row[mode].median("engine_ms") <= row[mode].measured["wall_ms"].max
         assert row[mode].repeats == 2 and row[mode].measured["swap_ins"].max == 0
     assert row["lora"].median("over_alora") > 0 and "over_alora" not in row["alora"].measured
-    (long,) = report.find(tokens=CONTEXT + 100, mode="alora")
-    assert CONTEXT < long.median("computed_tokens") < CONTEXT + 200
-    text = " ".join(table(report, bench.columns).split())
-    assert "beyond what the base was made for" in text
     assert "The adapters have random weights." in " ".join(bench.notes(report))
 
 
@@ -185,48 +161,26 @@ def test_frozen_heads_read_a_conversation_once_and_adapters_once_each(tmp_path: 
     rule = save_encoder_rule(runs.adapter("minilm", "toy", "lora"), seed=1)
     save_encoder_head(runs.adapter("minilm", "toy", "head"), seed=1)
     eager = recipe().model_copy(update={"engine": recipe().engine | {"enforce_eager": True}})
-    bench: EncoderBench = bench_on("encoder", tmp_path, "--beside", "none", recipe=eager)
+    bench: EncoderBench = bench_on("encoder", tmp_path, recipe=eager)
     inputs = bench.inputs()
     bench.cells = lambda: [  # type: ignore[method-assign]
-        EncoderCell(tokens=80, rules=rules, line=f"{method} on minilm", repeats=2)
+        EncoderCell(tokens=80, rules=rules, method=method, repeats=2)
         for rules in (1, 3)
         for method in ("lora", "head")
     ]
     bench.main()
     report = GridReport.load(tmp_path / "encoder_bench.json")
     computed = {
-        (row.cell["line"], row.cell["rules"]): row.median("computed_tokens") for row in report.rows
+        (row.cell["method"], row.cell["rules"]): row.median("computed_tokens")
+        for row in report.rows
     }
-    one = computed["lora on minilm", 1]
-    assert computed["lora on minilm", 3] == 3 * one > 0
-    assert computed["head on minilm", 3] == computed["head on minilm", 1] == one
+    one = computed["lora", 1]
+    assert computed["lora", 3] == 3 * one > 0
+    assert computed["head", 3] == computed["head", 1] == one
     assert {row.median("forward_passes") for row in report.rows} == {1}  # three adapters in a batch
     assert all(row.measured["wall_ms"].min > 0 for row in report.rows)
     save_encoder_rule(rule, seed=2)
     assert bench.inputs() != inputs
-
-
-def test_a_next_turn_is_of_a_conversation_that_all_rules_have_checked(
-    monkeypatch: MonkeyPatch, tmp_path: Path
-) -> None:
-    calls: list[tuple[int, Sequence[str]] | None] = []
-
-    def check(messages: Sequence[Message], names: Sequence[str]) -> Check:
-        calls.append((len(messages), names))
-        return Check((), {}, cached_tokens=0, computed_tokens=len(calls), wall_ms=1.0)
-
-    forget: Any = lambda: calls.append(None)  # noqa: E731
-    recording: Any = SimpleNamespace(counters=EngineCounters(), forget=forget, check=check)
-    monkeypatch.setattr(EncoderBench, "_trained", lambda *_: {})
-    bench: EncoderBench = bench_on("encoder", tmp_path, "--beside", "none", recipe=recipe())
-    bench._engines = {"tiny": recording}
-    bench._names = {"alora on tiny": ["a", "b", "c"]}
-    cell = EncoderCell(tokens=450, rules=2, line="alora on tiny, next turn", repeats=1)
-    sample = bench.measure(cell, Repeat(0, 1, seed=0))
-    forgotten, first, second = calls
-    assert forgotten is None and first is not None and second is not None
-    assert first[0] == second[0] - 2 > 0 and first[1] == second[1] == ["a", "b"]
-    assert sample["computed_tokens"] == 3  # the second check's
 
 
 def test_a_rule_that_is_refused_stops_the_benchmark() -> None:
@@ -237,41 +191,31 @@ def test_a_rule_that_is_refused_stops_the_benchmark() -> None:
         judged(Check((), refused, 0, 10, 1.0), "here")
 
 
-@pytest.mark.parametrize(("device", "wanted"), [("cuda", 0.92 / 2), ("cpu", None)])
-def test_bases_side_by_side_have_equal_parts_of_a_gpu(
-    device: str, wanted: float | None, monkeypatch: MonkeyPatch
-) -> None:
-    monkeypatch.setattr("serve.bench.engines.installed_device", lambda: device)
-    assert memory_beside(2).get("gpu_memory_utilization") == wanted
-
-
-def test_every_trained_method_of_both_bases_is_measured_where_it_does_not_read_too_much(
+def test_every_trained_method_is_measured_where_it_does_not_read_too_much(
     tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
 ) -> None:
-    untrained: list[tuple[str, str]] = []
+    untrained: list[str] = []
 
     def trained(_: object, model: str, method: str) -> dict[str, Path]:
-        if (model, method) in untrained:
-            raise GuardError(f"no rule is trained by {method}")
+        if method in untrained:
+            raise GuardError(f"no rule of {model} is trained by {method}")
         return {"rule": tmp_path}
 
-    def lines_of(*words: str) -> list[str]:
-        return bench_on("encoder", tmp_path, *words, recipe=recipe())._lines()
+    def cells_of(*words: str) -> list[EncoderCell]:
+        cells: list[EncoderCell] = bench_on("encoder", tmp_path, *words, recipe=recipe()).cells()
+        return cells
 
     monkeypatch.setattr(encoder, "trained", trained)
-    of_alora = ["alora on tiny", "alora on tiny, next turn"]
-    assert lines_of() == ["lora on minilm", "head on minilm", "lora on tiny", *of_alora]
-    cells: list[EncoderCell] = bench_on("encoder", tmp_path, recipe=recipe()).cells()
+    cells = cells_of()
+    assert {cell.method for cell in cells} == {"lora", "head"}
     assert all(cell.work <= LARGEST_CELL for cell in cells)
-    most = {cell.line for cell in cells if (cell.tokens, cell.rules) == (2000, 100)}
-    assert most == {"head on minilm", *of_alora}
-    assert lines_of("--beside", "none") == ["lora on minilm", "head on minilm"]
-    quick = bench_on("encoder", tmp_path, "--quick", recipe=recipe()).cells()
+    most = {cell.method for cell in cells if (cell.tokens, cell.rules) == (2000, 100)}
+    assert most == {"head"}
+    quick = cells_of("--quick")
     assert {cell.repeats for cell in quick} == {2} and {cell.tokens for cell in quick} == {120, 450}
-    untrained += [("minilm", "lora"), ("tiny", "lora")]
-    assert lines_of() == ["head on minilm", *of_alora]
-    assert "left out: no rule is trained by lora" in capsys.readouterr().out
-    untrained.append(("tiny", "alora"))
-    assert lines_of() == ["head on minilm"]
-    with pytest.raises(GuardError, match="no rule is trained by lora"):
-        lines_of("--beside", "tiny")
+    untrained.append("lora")
+    assert {cell.method for cell in cells_of()} == {"head"}
+    assert "left out: no rule of minilm is trained by lora" in capsys.readouterr().out
+    untrained.append("head")
+    with pytest.raises(GuardError, match="no rule of minilm is trained by lora"):
+        cells_of()

@@ -24,10 +24,6 @@ class ToyCell(Cell):
     size: int
     server: str
 
-    @property
-    def group(self) -> bool:
-        return self.size > 5
-
 
 class ToyBench(Benchmark[ToyCell]):
     """Two servers, of which the fast one takes a millisecond a size and the slow one three."""
@@ -45,7 +41,7 @@ class ToyBench(Benchmark[ToyCell]):
         Column("/fast", "over_fast", 1, unit="x"),
     )
     ratios = (Ratio("over_fast", "wall_ms", "fast"),)
-    log: list[Any]  # the groups that were started, and what was measured
+    log: list[Any]  # the cells that were started, and what was measured
     on_measure: Callable[[ToyCell, Repeat], None]
     weights = "first"
 
@@ -62,7 +58,6 @@ class ToyBench(Benchmark[ToyCell]):
     @contextlib.contextmanager
     def started(self, cells: Sequence[ToyCell]) -> Iterator[None]:
         self.log.append([cell.size for cell in cells])
-        self.facts["adapters"] = "none"
         yield
 
     def measure(self, cell: ToyCell, repeat: Repeat) -> Sample:
