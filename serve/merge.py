@@ -22,6 +22,7 @@ from guard.weights.card import CARD, Card, load_card, read_card
 from serve.engine import GuardEngine
 from serve.engine.adapter import Requirements, check_code, trained
 from serve.registry.registry import Registry
+from serve.untrained import is_zero
 
 MERGED = "merged"
 # Why weights that act from there on cannot be merged.
@@ -56,6 +57,9 @@ def mergeable_adapter(recipe: Recipe, runs: Runs, rule: str) -> Path:
             "only one rule can be merged into a base", got=rule, remedy="Name one rule"
         )
     (folder,) = folders.values()
+    if is_zero(folder):
+        problem, remedy = "the champion is a version 0, without weights", "`make publish` some"
+        raise GuardError(problem, where=folder, got=rule, remedy=remedy)
     return folder
 
 

@@ -127,13 +127,18 @@ def registered(selection: Selection, parts: Sequence[ServedPart]) -> list[Served
 
 
 def unpublished(selection: Selection, parts: Sequence[ServedPart]) -> list[str]:
-    """A line for each rule that has a candidate, which nobody serves."""
+    """A line for each rule that has a candidate, or other weights copied to its folder."""
     lines: list[str] = []
     registry = Registry(selection.runs)
     for part in parts:
         for rule in () if selection.is_merged else part.folders:
             name = RegisteredRule(part.recipe.name, rule, part.method)
-            if version := registry.aliases(name).get("candidate"):
+            version = registry.aliases(name).get("candidate")
+            with contextlib.suppress(GuardError):  # nothing lies there, or nothing is registered
+                copied = read_card(selection.runs.adapter(*name)).version
+                if copied not in [known.id for known in registry.versions(name)]:
+                    version = copied
+            if version:
                 lines.append(f"{rule}: {version[:12]} is not served: {publishing(name)}")
     return lines
 
@@ -157,16 +162,21 @@ def _method(recipe: Recipe, selection: Selection) -> str:
 def _served(
     selection: Selection, recipe: Recipe, method: str, rules: str | None
 ) -> dict[str, Path]:
-    """`trained`, with the registry's champions, and version 0 of what has no weights; what is
-    merged lies beside the rule's folder.
+    """`trained`, with the registry's champions, and version 0 of what has no weights, or is
+    preferred to them. What is merged lies beside the rule's folder.
     """
     champions: dict[str, Path] = {}
+    withheld: set[str] = set()
     if not selection.is_merged:
         registry = Registry(selection.runs)
         champions = _trained_champions(registry, recipe.name, method)
+        withheld = registry.champions(recipe.name, method).keys() - champions.keys()
         with_weights = _with_weights(selection, registry)
         champions |= UntrainedRules(recipe, method, registry).folders(rules, with_weights)
-    return trained(selection.runs, recipe.name, method, rules, champions)
+        for rule in withheld - champions.keys() - with_weights if rules is None else ():
+            how = publishing(RegisteredRule(recipe.name, rule, method))
+            log.warning("%s: its champion, a version 0, cannot judge here: %s", rule, how)
+    return trained(selection.runs, recipe.name, method, rules, champions, withheld)
 
 
 def _trained_champions(registry: Registry, model: str, method: str) -> dict[str, Path]:
@@ -225,8 +235,7 @@ class RegisteredRollouts(RolloutSource):
         if served is not None:
             rollout = self._registry.rollout(RegisteredRule.of(served))
             if rollout is not None and is_zero(rollout.folder) and served.model in self._untrained:
-                with contextlib.suppress(GuardError):  # its file is gone, or being edited
-                    self._untrained[served.model].folder(rule)  # new if its words have changed
+                self._untrained[served.model].follow(served)
             return self._registry.rollout(RegisteredRule.of(served))
         problems: list[str] = []
         for part in self._parts:

@@ -15,12 +15,13 @@ from guard.home import own_or_shipped, yaml_files
 from guard.prompt.builders import prompt_builder
 from guard.recipe import Recipe
 from guard.rule import RULES, load_rule
-from guard.weights.card import ZERO, Card, load_card, read_card
+from guard.weights.card import CARD, ZERO, Card, load_card, read_card
 from guard.weights.version_zero import card_of_base, card_of_reader
 from serve.registry.registry import RegisteredRule, Registry, user_name
 
 log = logging.getLogger(__name__)
 
+State = tuple[str | tuple[Path, int], ...]  # a rule, and the times of change of its files
 NOTE = "judged without weights of its own"
 
 
@@ -32,7 +33,9 @@ class UntrainedRules:
     def __init__(self, recipe: Recipe, method: str, registry: Registry) -> None:
         self._recipe, self._method, self._registry = recipe, method, registry
         self._reader = reader_of(recipe, method)
-        self._cards: dict[tuple[Path, int], Card] = {}  # by the rule's file and its time of change
+        self._cards: dict[State, Card] = {}  # by what they are made of
+        self._followed: dict[str, Card] = {}  # of the last look at a rule
+        self._refused: dict[str, State] = {}  # of which the log has told
 
     @property
     def has_reader(self) -> bool:
@@ -74,6 +77,21 @@ class UntrainedRules:
         named = {"actor": user_name(), "note": NOTE}
         return self._registry.register_zero(card, self._reader, **named).folder
 
+    def follow(self, served: Card) -> None:
+        """Register the version 0 of a served rule anew if its file or the reader has changed since
+        the last look: another process may have other files. Of a mistake the log says once.
+        """
+        rule, before = served.rule, self._followed.get(served.rule, served)
+        try:
+            card = self.card(rule)
+            if before.untrained and before.version != card.version:
+                self.folder(rule)
+            self._followed[rule] = card
+        except GuardError as error:
+            refused, self._refused[rule] = self._refused.get(rule), self._state(rule)
+            if refused != self._refused[rule]:
+                log.error("the rule %s is served as before: %s", rule, error)
+
     def zero(self, rule: str) -> str | None:
         """The rule's version 0, registered by now; None where no reader judges it."""
         return None if self._reader is None else read_card(self.folder(rule)).version
@@ -82,13 +100,17 @@ class UntrainedRules:
         """The card of the rule's version 0 by the words of now. Raises GuardError for a rule that
         cannot be read.
         """
-        file = own_or_shipped(RULES / f"{rule}.yaml")  # looked at twice a second
-        if not file.is_file():
-            raise GuardError("no such rule", where=RULES, got=rule, remedy="Write its file")
-        key = file, file.stat().st_mtime_ns
-        if key not in self._cards:
-            self._cards[key] = self._made_card(rule)
-        return self._cards[key]
+        state = self._state(rule)
+        if state not in self._cards:
+            self._cards[state] = self._made_card(rule)
+        return self._cards[state]
+
+    def _state(self, rule: str) -> State:
+        """What the rule's card is made of, and when it changed; looked at twice a second."""
+        files = [own_or_shipped(RULES / f"{rule}.yaml")]
+        if self._reader is not None:
+            files.append(self._reader / CARD)
+        return rule, *[(file, file.stat().st_mtime_ns) for file in files if file.is_file()]
 
     def _made_card(self, rule: str) -> Card:
         read = load_rule(rule, RULES)

@@ -14,7 +14,7 @@ from guard.coverage import Coverage
 from guard.errors import GuardError
 from guard.layout import is_current, mark_current
 from guard.machine.provenance import versions
-from guard.rule import text_hash
+from guard.rule import Rule, text_hash
 from guard.verdict import Calibration
 from guard.weights.card import CARD, LEFT_OUT, VERSION, Card, file_digests, load_card, read_card
 from guard.weights.head import answer_hash
@@ -95,14 +95,25 @@ def register(job: Job, folder: Path, note: str) -> None:
     """
     if job.seed or job.of_study or not _has_todays_card(folder):
         return
-    registry, reader = Registry(job.runs), job.recipe.reader_folder
-    if reader is not None and load_card(folder).worse_than_reader:
+    registry, reader, card = Registry(job.runs), job.recipe.reader_folder, load_card(folder)
+    if reader is not None and card.worse_than_reader and read_card(reader).method == job.method:
         zero = card_of_reader(read_card(reader), job.rule.id, job.rule.text("reader"))
         registry.register_zero(zero, reader, actor=user_name(), note="better than what is trained")
-    version = registry.register(folder, actor=user_name(), note=note)
+    why = _held_back(job.rule, card)
+    version = registry.register(folder, actor=user_name(), note=note, follows_zero=not why)
     if registry.aliases(version.rule).get("candidate") == version.id:
-        told = f"{version.id[:12]} is not served: {publishing(version.rule)}"
+        told = f"{version.id[:12]} is not served{why}: {publishing(version.rule)}"
         print(f"{job.name}: {told}", flush=True)
+
+
+def _held_back(rule: Rule, card: Card) -> str:
+    """Why the weights replace no version 0 by themselves, in words; else empty."""
+    if rule.approvals > 1:
+        return f", it needs {rule.approvals} approvals"
+    rate, largest = card.twin_rate("test"), rule.max_fpr_twins
+    if rate is None or largest is None or rate.is_within(largest):
+        return ""
+    return f", it flags {rate} of twins, max_fpr_twins {largest:g}"
 
 
 def _has_todays_card(folder: Path) -> bool:

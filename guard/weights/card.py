@@ -32,6 +32,7 @@ ZERO = "0-"  # begins the version of a rule without weights of its own
 BESIDE = "@"  # between a rule and its version in an engine's names; no rule has one
 VERSION = "version"  # the key of `Card.version` in the file
 LEFT_OUT = {"max_fpr_twins", "untrained"}  # keys that a file may lack
+READER_RULE = "reader"  # of the reader's own card
 TWINS = "twins"  # the key of a split's `TwinRate` in the metrics
 RESTORE = "Train again or restore the folder"
 FORCE = "Run `make train` for this rule, with FORCE=1"  # which would keep an old card otherwise
@@ -91,6 +92,8 @@ class Card(Strict):
 
     @property
     def retrain(self) -> str:
+        if READER_RULE in (self.rule, self.untrained):
+            return f"make reader MODEL={self.model}"
         command = f"make train RULE={self.rule} MODEL={self.model} METHOD={self.method}"
         if self.seed:
             command += f" SEEDS={self.seed}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from ipaddress import ip_address
 
@@ -28,7 +28,7 @@ from serve.tenants.admin import Admin, Role
 from serve.tenants.tenant import Tenant, TenantLimits
 from serve.tenants.tenant_file import Tenants
 
-PUBLIC = ("/health", "/healthz", "/readyz", "/docs", "/redoc", "/openapi.json")
+PUBLIC = ("/healthz", "/readyz", "/docs", "/redoc", "/openapi.json")
 METRICS, ADMIN = "/metrics", "/admin/"  # for admins: the path, and a prefix
 FEEDBACK = "/v1/feedback"
 SHARED = ("/v1/rules", "/v1/rule_sets", FEEDBACK)  # for admins and tenants
@@ -103,9 +103,12 @@ class Caller:
             may = f"beside {rules:,} rules you may state {most:,} in a request"
             raise HTTPException(422, f"policies: {may}, got {stated:,}")
 
-    def check_size(self, conversations: Sequence[Sequence[Message]]) -> None:
+    def check_size(
+        self, conversations: Sequence[Sequence[Message]], policies: Iterable[str] = ()
+    ) -> None:
         """Raise HTTPException 413 for more characters than the caller may send. A message that
-        stands in several conversations, as one that grows, counts once, and equal ones each.
+        stands in several conversations, as one that grows, counts once, and equal ones each. So
+        does each of the policies.
         """
         limit = self.limits.characters
         if limit is None:
@@ -114,6 +117,7 @@ class Caller:
         for conversation in conversations:
             messages |= {id(message): message for message in conversation}
         characters = sum(len(message.content) for message in messages.values())
+        characters += sum(map(len, policies))
         if characters > limit:
             raise HTTPException(413, f"{characters:,} characters; your limit is {limit:,}")
 

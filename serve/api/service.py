@@ -236,7 +236,7 @@ class CheckService(ABC):
         no rule has a verdict.
         """
         caller = Caller.of(request)
-        caller.check_size([messages])
+        caller.check_size([messages], question.policies.values())
         rules = question.rule_set.rules
         facts = replace(request.scope["facts"], tenant=caller.tenant and caller.tenant.name)
         cards = _served(caller.catalogue, rules)
@@ -425,7 +425,7 @@ class CheckService(ABC):
         """A check for each conversation, TEXTS_AT_ONCE at a time. After a failure none is begun any
         more, and those under way end. Raises HTTPException 413 as `check`.
         """
-        Caller.of(request).check_size(conversations)
+        Caller.of(request).check_size(conversations, question.policies.values())
         room = asyncio.Semaphore(TEXTS_AT_ONCE)
         failures: list[Exception] = []
 

@@ -54,14 +54,16 @@ async def watch(service: CheckService, interval_s: float = INTERVAL_S) -> None:
 
     What the registry says is served at once. A rule that has no version is served by its new files
     once two looks find them the same: before, they may still be copied; so is a new rule's file,
-    where a reader judges it. What cannot be served is
-    tried again when its files are others, and the log says why; what there is no room for, after a
-    pause, which doubles each time: a cluster holds its checks for every try. A card that cannot be
-    read at two looks is not just being written: it is logged once, as is why a look fails.
+    where a reader judges it. What cannot be served is tried again when its files are others, and
+    the log says why; what there is no room for, after a pause, which doubles each time: a cluster
+    holds its checks for every try. A card that cannot be read at two looks is not just being
+    written: it is logged once, as is why a look fails.
     """
     watched: defaultdict[str, WatchedRule] = defaultdict(WatchedRule)
     logged: str | None = None  # why a look failed
-    known = {*service.cards, *service.unserved()}  # rules that are not new
+    known = set(service.cards)  # rules that are not new
+    for rule, changed_ns in service.unserved().items():
+        watched[rule].refused = changed_ns  # until its file changes
     for look in itertools.count():
         await asyncio.sleep(interval_s)
         try:
@@ -104,8 +106,8 @@ def _look(
 def _new_rules(
     service: CheckService, watched: defaultdict[str, WatchedRule], known: set[str]
 ) -> list[str]:
-    """The rules whose files came since the watch began, and that two looks found the same. One that
-    was served is `known`: whoever removed it does not want it back.
+    """The rules that are not served, and whose files two looks found the same. One that was served
+    is `known`: whoever removed it does not want it back.
     """
     known |= service.cards.keys()
     new: list[str] = []
@@ -149,9 +151,10 @@ async def _serve(service: CheckService, rule: str, state: WatchedRule) -> None:
     except GuardError as error:
         state.refused = state.found
         log.error("the rule %s is served as before: %s", rule, error)
-    except HTTPException:  # of a new rule that cannot be judged; the log says why
-        state.refused = state.found
-    except Exception:  # a rule that was removed meanwhile, for example
+    except Exception as error:  # a rule that was removed meanwhile, for example
+        if isinstance(error, HTTPException) and rule not in service.cards:
+            state.refused = state.found  # a new rule that cannot be judged; the log says why
+            return
         log.exception("the rule %s is served as before", rule)
 
 

@@ -5,7 +5,7 @@ loaded; a head is its tensors (`head.py`).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -175,14 +175,18 @@ def trained(
     method: str,
     selection: str | None = None,
     champions: Mapping[str, Path] = MappingProxyType({}),
+    withheld: Collection[str] = (),
 ) -> dict[str, Path]:
     """The folders of a method that serve (seed 0), by rule: all, or those of a comma-separated
-    `selection`; of a rule with a champion, that. Raises GuardError if there is none, one of the
-    selection is not trained, or one is a link to a folder that is not among the runs.
+    `selection`; of a rule with a champion, that; of one that is `withheld` no other. Raises
+    GuardError if there is none, one of the selection is not trained, or one is a link to a folder
+    that is not among the runs.
     """
     root = runs.root / model
     cards = sorted(root.glob(f"*/{method}/{CARD}"))
-    folders = {card.parent.parent.name: card.parent for card in cards} | dict(champions)
+    names = [card.parent.parent.name for card in cards]
+    folders = {name: root / name / method for name in names if name not in withheld}
+    folders |= champions
     train = f"`make train RULE=... MODEL={model} METHOD={method}`"
     if not folders:
         remedy = f"Run {train} first"

@@ -73,7 +73,7 @@ class GuardEngine:
     """One base model and the adapters and heads on it. For one thread. `model` is the recipe's
     name, `base` the base and its revision as the cards name them, `requirements` what is demanded
     of folders, `backend` what computes, `policies` the card by which what is no rule's is judged,
-    None on an encoder. `folders` maps names to adapter and head folders. `merged`
+    None on an encoder and a merged base. `folders` maps names to adapter and head folders. `merged`
     is the card of a rule that the base itself answers; `reader` the folder of what judges policies
     that are no rule's, else the base does. `engine_overrides` are vLLM EngineArgs and
     win over the recipe's; `start_backend` starts what computes, by default that of the recipe's
@@ -117,7 +117,7 @@ class GuardEngine:
             requirements.check_base(recipe)
             for servable in admitted:
                 self._rules.put(servable)
-            self.policies = self._card_of_policies(recipe)
+            self.policies = self._card_of_policies(recipe, merged)
             on_failure.pop_all()
 
     @property
@@ -297,11 +297,11 @@ class GuardEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _card_of_policies(self, recipe: Recipe) -> Card | None:
+    def _card_of_policies(self, recipe: Recipe, merged: Card | None) -> Card | None:
+        if recipe.is_encoder or merged is not None:  # whose weights are one rule's
+            return None
         if self._rules.reader is not None:
             return card_of_reader(self._rules.of_folder(READER).card, POLICIES, "")
-        if recipe.is_encoder:
-            return None
         method = next(iter(recipe.methods))
         return card_of_base(recipe, self.requirements.prompts, method, POLICIES, "")
 

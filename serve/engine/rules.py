@@ -70,6 +70,9 @@ class ServedRules:
     def of_folder(self, name: str) -> Servable:
         """What is served by this name. Raises GuardError if there is none."""
         self.check_not_merged(name)
+        if name == READER and name not in self._served:
+            remedy = "Serve a decoder that is not merged"
+            raise NotServed("no base that is served judges policies", remedy=remedy)
         if name not in self._served:
             remedy = did_you_mean(name, self._served) or "See the engine's rules"
             raise NotServed(f"rule '{name}' is not served", remedy=remedy)

@@ -17,7 +17,7 @@ Knows nothing of what the rules say.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -66,7 +66,7 @@ class RuleSet:
         violated_if = any_rule(names)
         if self.rules:
             violated_if = Connective(any_of, (self.violated_if, violated_if))
-        return RuleSet((*self.rules, *names), violated_if, self.name)
+        return replace(self, rules=(*self.rules, *names), violated_if=violated_if)
 
     def decide(self, rulings: Mapping[str, Ruling], metadata: Mapping[str, str]) -> Decision:
         """The decision by the rules' rulings and the request's metadata."""

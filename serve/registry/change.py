@@ -203,4 +203,5 @@ def _registered(registry: Registry, folder: Path, rule: RegisteredRule, actor: s
     known = registry.versions(rule) if registry.aliases(rule) else []
     if card.version in [version.id for version in known]:
         return None
-    return registry.register(folder, actor=actor, note="found in its folder").id
+    named = {"actor": actor, "note": "found in its folder"}
+    return registry.register(folder, **named, follows_zero=False).id  # `publish` asks for approvals

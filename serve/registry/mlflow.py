@@ -60,7 +60,7 @@ class MlflowRegistry:
         return number
 
     def pull(self, registry: Registry, rule: RegisteredRule, named: str) -> Version:
-        """Register the version that an alias or a number names there, as training would."""
+        """Register the version that an alias or a number names there; no version 0 gives way."""
         path, query = "registered-models/alias", {"name": model_name(rule), "alias": named}
         if named.isdecimal():
             path, query = "model-versions/get", {"name": model_name(rule), "version": named}
@@ -73,7 +73,8 @@ class MlflowRegistry:
                 got = RegisteredRule.of(card)
                 raise GuardError("the weights are another rule's", where=self._url, got=got)
             note = f"{kept.get('description', '')} (version {kept.get('version')} of MLflow)"
-            return registry.register(folder, actor=user_name(), note=note.strip())
+            by = {"actor": user_name(), "note": note.strip()}
+            return registry.register(folder, **by, follows_zero=False)
 
     def _number(self, model: str, version: str) -> str | None:
         """What the version is there; None if it is not."""

@@ -115,9 +115,12 @@ class Registry:
         """Where the files of a version are."""
         return self.root / "versions" / version_id[:FOLDER_DIGITS]
 
-    def register(self, folder: Path, *, actor: str, note: str) -> Version:
+    def register(
+        self, folder: Path, *, actor: str, note: str, follows_zero: bool = True
+    ) -> Version:
         """Keep finished weights as a version. It becomes the champion where there is none, or none
-        that this version's program can serve; otherwise, unless it is champion, the candidate.
+        that this version's program can serve; otherwise, unless it is champion, the candidate. The
+        first weights of a rule replace a version 0 where it `follows_zero`, else a person decides.
 
         Raises GuardError for weights that are damaged, or of a seed that is not served, and where
         the registry cannot be written.
@@ -126,7 +129,7 @@ class Registry:
         if card.seed:
             remedy = "Register seed 0, the one that is served"
             raise GuardError("weights of another seed", where=folder, got=card.seed, remedy=remedy)
-        return self._registered(card, folder, actor, note)
+        return self._registered(card, folder, actor, note, follows_zero=follows_zero)
 
     def register_zero(self, card: Card, weights: Path | None, *, actor: str, note: str) -> Version:
         """Keep a rule's version 0, by the weights of a reader or by none. It becomes the champion
@@ -134,14 +137,16 @@ class Registry:
         """
         return self._registered(card, weights, actor, note)
 
-    def _registered(self, card: Card, weights: Path | None, actor: str, note: str) -> Version:
+    def _registered(
+        self, card: Card, weights: Path | None, actor: str, note: str, *, follows_zero: bool = True
+    ) -> Version:
         rule = RegisteredRule.of(card)
         with self._changing() as changes:
             self._store(weights, card)
             aliases = changes.aliases(rule)
             champion = aliases.get("champion")
             is_first = champion is None or changes.follows_zero(champion, rule, card)
-            is_first &= champion is None or not card.worse_than_reader
+            is_first &= champion is None or (follows_zero and not card.worse_than_reader)
             row = (card.version, *rule, champion, note)
             if changes.run("INSERT OR IGNORE INTO version VALUES (?, ?, ?, ?, ?, ?)", row).rowcount:
                 changes.record(actor, "registered", card.version, note)
@@ -478,11 +483,11 @@ class _Changes:
         return {actor for (actor,) in self.run(query, (version, *rule))}
 
     def follows_zero(self, champion: str, rule: RegisteredRule, card: Card) -> bool:
-        """Whether the champion is a version 0, and this is another one or the first that is more:
-        of later ones a person decides.
+        """Whether the champion is a version 0, and this is another one or the first that is more,
+        and new: of what has been registered a person decides.
         """
-        query = f"SELECT 1 FROM version {OF_RULE} AND id NOT LIKE '{ZERO}%' AND id != ?"
-        has_more = bool(self.run(query, (*rule, card.version)).fetchone())
+        query = f"SELECT 1 FROM version {OF_RULE} AND id NOT LIKE '{ZERO}%'"
+        has_more = bool(self.run(query, rule).fetchone())
         return champion.startswith(ZERO) and (card.untrained is not None or not has_more)
 
     def on_trial(self, rule: RegisteredRule) -> tuple[str, int] | None:

@@ -16,7 +16,8 @@ from guard.errors import GuardError
 from guard.layout import Runs
 from guard.recipe import Recipe
 from guard.rule import Gate
-from guard.weights.card import ZERO, load_card, read_card
+from guard.weights.card import ZERO, Card, load_card, read_card
+from guard.weights.version_zero import card_of_reader
 from serve.api.engine_service import EngineService
 from serve.api.watch import watch
 from serve.attempt import answer
@@ -24,6 +25,7 @@ from serve.engine import Check, GuardEngine
 from serve.engine.backend import EngineOutput
 from serve.engine.engine import policy_name
 from serve.engine.engines import GuardEngines
+from serve.merge import mergeable_adapter
 from serve.registry.change import RolloutChange
 from serve.registry.registry import RegisteredRule, Registry
 from serve.registry.rollout import Mode
@@ -130,7 +132,7 @@ def test_rules_without_weights_are_served_as_version_zero_by_the_words_of_now(
 
 
 def test_trained_weights_follow_version_zero_which_is_stepped_back_to(
-    selection: Selection,
+    selection: Selection, rules: Path
 ) -> None:
     (part,) = served_parts(selection)
     zero = read_card(part.folders["apples"])
@@ -142,12 +144,56 @@ def test_trained_weights_follow_version_zero_which_is_stepped_back_to(
     assert registry.aliases(rule) == {"champion": first, "previous": zero.version}
     change = RolloutChange(action="rollback", **BY_ANN)
     source.prepare(zero, change).carry_out()
+    assert train(selection, "apples", 1) == first  # as `make calibrate` does
     assert registry.aliases(rule)["champion"] == zero.version
     second = train(selection, "apples", 2)  # a person decides, as somebody stepped back
     assert registry.aliases(rule)["candidate"] == second
     (part,) = served_parts(selection)
     assert read_card(part.folders["apples"]) == zero
     assert second[:12] in unpublished(selection, [part])[0]
+    (rules / "apples.yaml").write_text("id: apples\n")  # the weights do not take its place
+    assert list(served_parts(selection)[0].folders) == ["pears"]
+
+
+def test_weights_copied_beside_version_zero_are_named_and_replace_nothing(
+    selection: Selection,
+) -> None:
+    (part,) = served_parts(selection)
+    folder = save_adapter(selection.runs.adapter("tiny", "apples", "alora"), "apples", seed=1)
+    copied = read_card(folder)
+    (line,) = unpublished(selection, [part])
+    assert copied.version[:12] in line and "make publish RULE=apples" in line
+    change = RolloutChange(action="publish", **BY_ANN)
+    RegisteredRollouts(selection, [part]).prepare(read_card(part.folders["apples"]), change)
+    aliases = Registry(selection.runs).aliases(RegisteredRule.of(copied))
+    assert aliases["candidate"] == copied.version
+
+
+def test_version_zero_follows_the_files_of_a_process_when_they_change_and_no_others(
+    selection: Selection, rules: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (part,) = served_parts(selection)
+    card, reader = read_card(part.folders["apples"]), tmp_path / "reader"
+    source, registry = RegisteredRollouts(selection, [part]), Registry(selection.runs)
+    other = card_of_reader(read_card(reader), "apples", "Words of another process.")
+    registry.register_zero(other, reader, actor="bob", note="")
+
+    def served() -> Card:
+        rollout = source.find("apples", card)
+        assert rollout is not None
+        return read_card(rollout.folder)
+
+    assert [served(), served()] == [other, other]
+    for what in ("it praises apples", "it says apples", "it praises apples"):  # also taken back
+        write_rule(rules, "apples", what)
+        assert what in served().rule_text
+    save_alora(reader, "reader", seed=8)
+    assert served().files == read_card(reader).files != card.files
+    before = served()
+    for text in ("id: apples\n", "id: pears\n"):
+        (rules / "apples.yaml").write_text(text)
+        assert [served(), served()] == [before, before]
+    assert caplog.text.count("the rule apples is served as before") == 2
 
 
 def test_weights_without_another_version_are_stepped_back_from_to_version_zero(
@@ -171,6 +217,9 @@ def test_without_a_reader_the_bare_base_judges_what_is_named(
     use(monkeypatch, recipe())
     with pytest.raises(GuardError, match="no rule is trained"):
         served_parts(selection)
+    served_parts(Selection(rules="apples", method="lora", runs=selection.runs))
+    with pytest.raises(GuardError, match="version 0, without weights"):
+        mergeable_adapter(recipe(), selection.runs, "apples")
     named = Selection(rules="apples", runs=selection.runs)
     (part,) = served_parts(named)
     with started(part) as engine:
@@ -244,6 +293,7 @@ def test_a_line_of_a_terminal_is_a_conversation(selection: Selection) -> None:
 def test_a_new_rules_file_is_served_and_a_removed_rule_stays_removed(
     selection: Selection, rules: Path
 ) -> None:
+    (rules / "grapes.yaml").write_text("id: grapes\n")  # it is corrected later
     parts = served_parts(selection)
 
     async def run() -> list[str]:
@@ -254,18 +304,19 @@ def test_a_new_rules_file_is_served_and_a_removed_rule_stays_removed(
             watching = asyncio.create_task(watch(service, interval_s=0.01))
             await asyncio.sleep(0.1)
             await service.remove("pears")
+            write_rule(rules, "grapes")
             (rules / "cherries.yaml").write_text("id: cherries\n")  # and it is no rule
             write_rule(rules, "plums")
             for _ in range(500):
                 await asyncio.sleep(0.02)
-                if "plums" in service.cards:
+                if {"plums", "grapes"} <= service.cards.keys():
                     break
-            served = list(service.cards)
+            served = sorted(service.cards)
             watching.cancel()
             service.close()
             return served
 
-    assert asyncio.run(run()) == ["apples", "plums"]
+    assert asyncio.run(run()) == ["apples", "grapes", "plums"]
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from guard.method import METHODS, PEFT_WEIGHTS
 from guard.recipe import KINDS, load_recipe
 from guard.verdict import Calibration
 from guard.weights.card import CARD, load_card
+from guard.weights.version_zero import card_of_reader
 from serve.registry.registry import RegisteredRule, Registry
 from tests.train.conftest import (
     MakeEncoderJob,
@@ -29,7 +30,7 @@ from tests.train.conftest import (
     with_settings,
 )
 from train.calibration.validation import validation_metrics
-from train.export import export
+from train.export import export, register
 from train.job import LOCK, Job
 from train.methods import TRAINERS, trainer_of
 
@@ -147,6 +148,43 @@ def test_every_training_is_a_version_and_a_damaged_one_is_none(make_job: MakeJob
     finish_at_once(replace(job, seed=1))
     finish_at_once(replace(job, of_study=True))
     assert len(registry.versions(rule)) == 4
+
+
+FLAGGED = {"test": {"twins": {"n": 90, "fpr": 0.5, "fpr_ci95": [0.4, 0.6]}}}
+WORSE = {"day_zero": {"loss_above_reader": 0.2, "loss_above_reader_ci95": [0.1, 0.3]}}
+
+
+def test_the_first_weights_replace_a_version_zero_unless_the_rule_asks_for_more(
+    make_job: MakeJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, rates = of_steps(make_job, 1), "it flags 0.500 [0.400, 0.600] of twins"
+    card = load_card(job.folder).model_copy(update={"metrics": FLAGGED})
+    card.save(job.folder)
+    zero = card_of_reader(card, job.rule.id, "By the reader.")
+    for stated, told in (
+        ({"max_fpr_twins": 0.45}, ""),
+        ({"max_fpr_twins": 0.3}, f"{rates}, max_fpr_twins 0.3: make publish"),
+        ({"approvals": 2}, "it needs 2 approvals: make publish"),
+    ):
+        registry = Registry(job.runs)
+        shutil.rmtree(registry.root, ignore_errors=True)
+        registry.register_zero(zero, job.folder, actor="ann", note="")
+        register(with_rule(job, **stated), job.folder, "trained")
+        champion = registry.aliases(rule_of(job))["champion"]
+        assert champion == (zero.version if told else card.version)
+        assert told in capsys.readouterr().out
+
+
+def test_a_reader_judges_instead_of_worse_weights_of_its_own_method_alone(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    job = of_steps(make_job, 1)
+    reader = Path(shutil.copytree(job.folder, tmp_path / "reader"))
+    card = load_card(job.folder)
+    card.model_copy(update={"method": "alora"}).save(reader)
+    card.model_copy(update={"metrics": WORSE}).save(job.folder)
+    register(with_recipe(job, reader=str(reader)), job.folder, "trained")
+    assert Registry(job.runs).rules() == [rule_of(job)]
 
 
 def test_what_another_program_wrote_is_kept_beside(make_job: MakeJob) -> None:

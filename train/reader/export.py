@@ -21,7 +21,7 @@ from guard.method import HEAD, PEFT_WEIGHTS
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe
 from guard.rule import text_hash
-from guard.weights.card import Card, file_digests
+from guard.weights.card import READER_RULE, Card, file_digests
 from guard.weights.head import Head, answer_hash
 from train.adapter.trained import save_adapter
 from train.calibration.coverage import coverage
@@ -30,7 +30,6 @@ from train.reader.rows import TokenUnit
 from train.reader.trainer import ReaderInTraining
 
 METHOD = "alora"
-NAME = "reader"  # as the rule of its card
 TEXT = "Any rule, as its words say."
 Units = Mapping[Split, list[TokenUnit]]
 Answers = tuple[list[float], list[int], list[str]]  # logits, labels, sources
@@ -88,7 +87,7 @@ def _card(
     logits, labels, _ = answers["validation"]
     calibration = calibrate(logits, labels)
     return Card(
-        rule=NAME,
+        rule=READER_RULE,
         rule_text=TEXT,
         rule_hash=text_hash(TEXT),
         prompt_hash=builder.hash,
@@ -137,5 +136,5 @@ def _examples(units: Sequence[TokenUnit]) -> list[Example]:
     for unit in sorted(units, key=lambda unit: unit.longest):
         for place, label in zip(unit.stands_on, unit.labels, strict=True):
             messages = unit.conversations[place]
-            examples.append(Example("", NAME, messages, label, "train", unit.source, ""))
+            examples.append(Example("", READER_RULE, messages, label, "train", unit.source, ""))
     return examples

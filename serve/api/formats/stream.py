@@ -190,8 +190,8 @@ async def check_stream(request: Request) -> Response:
     lines = BodyLines(request.scope, request.receive)
     try:
         opening = _read(StreamRequest, await lines.next(), "the first line")
-        check.asked(opening, request)
-        Caller.of(request).check_size([GrowingReply(opening).conversation])
+        policies = check.asked(opening, request).policies
+        Caller.of(request).check_size([GrowingReply(opening).conversation], policies.values())
     except BaseException:
         lines.close()
         raise

@@ -21,7 +21,7 @@ from serve.engine.thread.engine_thread import EngineThread
 
 # Seconds, from a cached suffix to the default timeout.
 LATENCIES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-POLICIES = "policies"  # the label of all that requests state: their numbers mean nothing here
+POLICIES = "#policies"  # of all that requests state, whose numbers mean nothing; no rule is so
 VERDICTS = ("allow", "violation", "unjudged")
 
 

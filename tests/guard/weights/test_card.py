@@ -53,6 +53,8 @@ def test_a_card_comes_back_as_it_was_written_and_says_how_to_train_again(folder:
     command = "make train RULE=pii_leak MODEL=tiny METHOD=alora"
     assert card(folder).retrain == command
     assert card(folder, seed=2).retrain == f"{command} SEEDS=2"
+    for judged in (card(folder, rule="reader"), card(folder, untrained="reader")):
+        assert judged.remedy == "Train it again: `make reader MODEL=tiny`"
 
 
 @pytest.mark.parametrize("name", [PEFT_WEIGHTS, PEFT_CONFIG, WORDS])

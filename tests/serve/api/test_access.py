@@ -44,7 +44,7 @@ def ask(client: Client, tenant: str, **fields: Any) -> httpx.Response:
 def test_probes_need_no_key_and_other_reads_do(client: Client) -> None:
     assert client.get("/healthz").status_code == 200
     admin = ("/metrics", "/admin/rules", "/admin/rules/fine")
-    for path in ("/v1/rules", "/v1/models", "/v1/check", *admin, "/no"):
+    for path in ("/v1/rules", "/v1/models", "/v1/check", *admin, "/no", "/health"):
         for method in ("GET", "HEAD", "OPTIONS"):
             assert client.request(method, path).status_code == 401
     for path in admin:

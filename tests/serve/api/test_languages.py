@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -37,7 +38,8 @@ class EnglishCensor(Censor):
 
     def open_check(self, messages: Sequence[Message], *asked: Any, **options: Any) -> OpenCheck:
         opened = super().open_check(messages, *asked, **options)
-        return replace(opened, calibrations=CALIBRATIONS, form=ConversationForm(messages))
+        calibrations = {**opened.calibrations, **CALIBRATIONS}
+        return replace(opened, calibrations=calibrations, form=ConversationForm(messages))
 
 
 @pytest.fixture
@@ -45,9 +47,9 @@ def client(serve: Serve) -> Client:
     return serve(EnglishCensor(), rule_sets={"strict": STRICT})
 
 
-def checked(client: Client, *contents: str, path: str = "", **body: Any) -> Any:
+def checked(client: Client, *contents: str, **body: Any) -> Any:
     messages = [{"role": "user", "content": content} for content in contents]
-    response = client.post(f"/v1/check{path}", json={"messages": messages} | body)
+    response = client.post("/v1/check", json={"messages": messages} | body)
     return response.raise_for_status().json()
 
 
@@ -70,9 +72,14 @@ def test_a_rule_set_may_take_no_verdict_on_an_unseen_language(client: Client) ->
     assert checked(client, ENGLISH, rule_set="strict")["verdict"] == "allow"
 
 
-def test_so_it_may_at_every_turn_also_where_new_turns_are_judged_alone(client: Client) -> None:
-    answer = checked(client, ENGLISH, GERMAN, path="/turns", rule_set="strict")
-    assert [turn["verdict"] for turn in answer["turns"]] == ["allow", "unjudged"]
-    contents = (f"{ENGLISH} forbidden", GERMAN)
-    answer = checked(client, *contents, path="/turns", rule_set="strict", since=1)
-    assert (answer["verdict"], answer["judged_alone"]) == ("unjudged", {"words": None})
+def test_a_policy_beside_the_set_does_not_switch_that_off_nor_does_it_in_a_stream(
+    client: Client,
+) -> None:
+    stated = {"rule_set": "strict", "policies": ["Never promise a date"]}
+    answer = checked(client, GERMAN, **stated)
+    assert (answer["verdict"], answer["decided_by"]) == ("unjudged", ["words"])
+    opening = {"messages": [{"role": "user", "content": ENGLISH}]} | stated
+    lines = (opening, {"append": GERMAN}, {"end": True})
+    response = client.post("/v1/check/stream", content="\n".join(map(json.dumps, lines)))
+    judgement = json.loads(response.text.splitlines()[-1])["judgement"]
+    assert (judgement["verdict"], judgement["decided_by"]) == ("unjudged", ["words"])

@@ -71,8 +71,13 @@ def test_a_request_states_as_many_as_its_sender_may(serve: Serve) -> None:
         body = {"messages": MESSAGES[:1], "policies": policies}
         return client.post("/v1/check", json=body, headers=tenants.HEADERS[sender]).status_code
 
-    assert [status("bank", VIOLATED, KEPT), status("bank", "a", "b", "c")] == [200, 422]
+    assert [status("bank", "a", "b"), status("bank", "a", "b", "c")] == [200, 422]
     assert status("shop", KEPT) == 422 and engine.salts == ["bank/"]
+    room = 100 - len(MESSAGES[0]["content"])  # of the characters that the bank may send
+    assert [status("bank", "a" * room), status("bank", "a" * room, "b")] == [200, 413]
+    opening = {"messages": MESSAGES[:1], "policies": ["a" * 50, "b" * 50]}
+    stream = client.post("/v1/check/stream", json=opening, headers=tenants.HEADERS["bank"])
+    assert stream.status_code == 413 and len(engine.salts) == 2
     alone = serve(ToyEngine(LOGITS), policies=1)
     assert "you may state 1" in post(alone, policies=[KEPT, VIOLATED])["error"]
     many = serve(ToyEngine(dict.fromkeys(map(str, range(MAX_RULES)), -2.0)))
@@ -101,12 +106,13 @@ def test_what_operators_look_at_has_no_policy_s_text(
 ) -> None:
     path, private = tmp_path / "audit.jsonl", Ed25519PrivateKey.from_private_bytes(bytes(32))
     log = AuditLog(path, ReceiptKey(private.public_key(), private))
-    client = serve(ToyEngine({"fine": -2.0}), observers=[log])
+    client = serve(ToyEngine({"fine": -2.0, "policies": -2.0}), observers=[log])
     with caplog.at_level(logging.DEBUG):
-        answers = [post(client, policies=[VIOLATED, SECRET]), post(client, policies=[SECRET])]
+        stated = ([VIOLATED, SECRET], [SECRET])
+        answers = [post(client, rules=["fine"], policies=policies) for policies in stated]
         for said in ("breaks", "cannot be judged"):
             last = {"messages": [{"role": "user", "content": said}]}
-            answers.append(post(client, policies=[SECRET], **last))
+            answers.append(post(client, rules=["fine"], policies=[SECRET], **last))
     first, second, _, unread = (json.loads(line) for line in path.read_text().splitlines()[1:])
     assert [rule["rule"] for rule in first["rules"]] == ["fine"]
     of_violated, of_secret = (policy["text"] for policy in first["policies"])
@@ -115,6 +121,7 @@ def test_what_operators_look_at_has_no_policy_s_text(
         assert [policy["text"] for policy in line["policies"]] == [of_secret]
     metrics = client.get("/metrics").text
     for word, verdicts in (("allow", 2.0), ("violation", 1.0), ("unjudged", 1.0)):
-        assert f'guard_verdicts_total{{rule="policies",verdict="{word}"}} {verdicts}' in metrics
+        assert f'guard_verdicts_total{{rule="#policies",verdict="{word}"}} {verdicts}' in metrics
+        assert f'guard_verdicts_total{{rule="policies",verdict="{word}"}} 0.0' in metrics
     for text in (path.read_text(), caplog.text, json.dumps(answers), metrics):
         assert SECRET[-11:] not in text
