@@ -46,12 +46,16 @@ def write_key(path: Path) -> ReceiptKey:
     return ReceiptKey.read(path)
 
 
-def write_log(path: Path, key: ReceiptKey | None = None, checks: int = 4) -> list[str]:
+def write_log(path: Path, key: ReceiptKey | None = None) -> list[str]:
+    write_checks(path, 4, key)
+    return path.read_text().splitlines()
+
+
+def write_checks(path: Path, checks: int, key: ReceiptKey | None = None) -> None:
     log = AuditLog(path, key)
     for _ in range(checks):
         log.checked(record())
     log.close()
-    return path.read_text().splitlines()
 
 
 def followed(*paths: Path, key: ReceiptKey | None = None) -> Ledger:
@@ -129,7 +133,7 @@ def test_another_kind_of_key_is_refused_before_anything_is_opened(tmp_path: Path
 
 def write_until(stop: Path, path: Path) -> None:
     while not stop.exists():
-        write_log(path, checks=20)
+        write_checks(path, 20)
 
 
 def test_processes_share_a_file_that_is_rotated_amid_and_one_chain_goes_through_all(
