@@ -83,7 +83,7 @@ class Composer:
             mine,
             theirs=[topic for topic in known if topic in present[1] - present[0]],
             elsewhere=[topic for topic in known if topic not in present[0] | present[1]],
-            has_small_talk=any(SMALL_TALK in turn.topics for row in pair for turn in row.turns),
+            has_small_talk=any(map(_has_small_talk, pair)),
             is_complete=self._family.is_complete
             and all(topics - {SMALL_TALK} <= set(pool) for topics in present),
         )
@@ -165,6 +165,10 @@ class Composer:
         if len(phrases) == 1:
             return phrases[0]
         return f"{', '.join(phrases[:-1])} {conjunction} {phrases[-1]}"
+
+
+def _has_small_talk(row: Labelled) -> bool:
+    return any(SMALL_TALK in turn.topics for turn in row.turns)
 
 
 def _present(row: Labelled, scope: str) -> frozenset[str]:

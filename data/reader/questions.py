@@ -4,6 +4,7 @@ that forbid it, or demand it. Knows nothing of topics.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +42,7 @@ class LabelledQuestion:
         left: dict[str, list[tuple[LabelledTurn, ...]]] = {}
         for turns, is_done, group in self.rows:
             (done if is_done else left).setdefault(group, []).append(turns)
-        all_left = [turns for rows in left.values() for turns in rows]
+        all_left = list(itertools.chain(*left.values()))
         for group, rows in done.items():
             for turns in rows:
                 pair = (turns, rng.choice(left.get(group, all_left)))
@@ -112,7 +113,7 @@ def agents(clones: Path, rng: random.Random) -> LabelledQuestion:
     rows: list[Answered] = []
     for _, row in read(clones, RJUDGE):
         turns: list[LabelledTurn] = []
-        for step in (step for part in row["contents"] for step in part):
+        for step in itertools.chain(*row["contents"]):
             text = step.get("content")
             if not text:
                 text = " ".join(str(step.get(key) or "") for key in ("thought", "action"))
