@@ -7,6 +7,7 @@ their policies are about was in no policy of training.
 from __future__ import annotations
 
 import argparse
+import random
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from guard.weights.card import Card
 
 SEED = 0
+MOST_TESTED = 300  # units of validation and of the test, drawn at random
 
 
 def run(recipe: Recipe, runs: Runs, folder: Path) -> Card:
@@ -32,6 +34,9 @@ def run(recipe: Recipe, runs: Runs, folder: Path) -> Card:
     builder = PromptBuilder.of(recipe)
     files = split_files(runs.reader / "data")
     units = {split: read(file, builder) for split, file in zip(SPLITS, files, strict=True)}
+    for split in SPLITS[1:]:
+        tested = min(MOST_TESTED, len(units[split]))
+        units[split] = random.Random(SEED).sample(units[split], tested)
     reader = ReaderInTraining(recipe, adapter_config(recipe, builder), SEED)
     settings = recipe.settings(METHOD).lora
     inputs = fingerprint(*files, builder.hash, recipe.base_revision, settings)
