@@ -117,7 +117,7 @@ ITSELF = {topic: topic for topic in ASKED}
 
 
 def test_it_flags_what_the_policy_names() -> None:
-    assert auroc(FORBIDS, 1, ITSELF) > 0.9
+    assert auroc(FORBIDS, 1, ITSELF) > 0.8
 
 
 def test_a_policy_that_turns_round_turns_its_answers_round() -> None:
