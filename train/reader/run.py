@@ -36,7 +36,8 @@ def run(recipe: Recipe, runs: Runs, folder: Path) -> Card:
     units = {split: read(file, builder) for split, file in zip(SPLITS, files, strict=True)}
     for split in SPLITS[1:]:
         tested = min(MOST_TESTED, len(units[split]))
-        units[split] = random.Random(SEED).sample(units[split], tested)
+        places = random.Random(SEED).sample(range(len(units[split])), tested)
+        units[split] = [units[split][place] for place in sorted(places)]
     reader = ReaderInTraining(recipe, adapter_config(recipe, builder), SEED)
     settings = recipe.settings(METHOD).lora
     inputs = fingerprint(*files, builder.hash, recipe.base_revision, settings)
