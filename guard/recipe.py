@@ -52,17 +52,13 @@ class BaseKind:
     model_types: tuple[str, ...] = ()
 
 
-# What transformers' deberta-v2 has in its configuration where it is a v3.
-DEBERTA_V3: dict[str, Any] = {"relative_attention": True, "share_att_key": True}
-DEBERTA_V3 |= {"position_biased_input": False, "pos_att_type": ["p2c", "c2p"]}
-DEBERTA_V3 |= {"norm_rel_ebd": "layer_norm", "type_vocab_size": 0, "conv_kernel_size": 0}
 KINDS: dict[Kind, BaseKind] = {
     "decoder": BaseKind(get_args(ActsFrom), get_args(RuleTurn), is_encoder=False),
     "encoder": BaseKind(
         ("prompt", "output"),
         ("none",),
         only_judged_turns=True,
-        model_types=("bert", "deberta-v2", "roberta", "xlm-roberta"),
+        model_types=("bert", "roberta", "xlm-roberta"),
     ),
 }
 
@@ -232,9 +228,6 @@ class Recipe(Strict):
 
     def check_model_type(self, config: Any) -> None:
         served, got = KINDS[self.kind].model_types, config.model_type
-        is_v3 = all(getattr(config, key, 0) == value for key, value in DEBERTA_V3.items())
-        if got == "deberta-v2" and not is_v3:
-            got = "deberta-v2 other than v3"
         if got not in served:
             problem = "no rules are served on an encoder of this type"
             remedy = f"Use one of {', '.join(served)}; docs/recipes.md says how to add one"

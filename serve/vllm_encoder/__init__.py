@@ -10,7 +10,6 @@ from __future__ import annotations
 
 MODELS = {
     "BertForGuarding": "vllm_encoder.bert:BertForGuarding",
-    "DebertaForGuarding": "vllm_encoder.deberta:DebertaForGuarding",
     "RobertaForGuarding": "vllm_encoder.bert:RobertaForGuarding",
 }
 

@@ -24,7 +24,6 @@ SPARE_TOKENS = 64  # spare tokens of the cache: blocks are whole, and one is not
 # serve/vllm_encoder registers with vLLM.
 ENCODERS = {
     "bert": "BertForGuarding",
-    "deberta-v2": "DebertaForGuarding",
     "roberta": "RobertaForGuarding",
     "xlm-roberta": "RobertaForGuarding",
 }

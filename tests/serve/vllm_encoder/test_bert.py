@@ -1,26 +1,23 @@
-"""Encoders with adapters and heads against transformers and PEFT: RoBERTa, XLM-RoBERTa and DeBERTa;
-the padded rows of the latter. BERT is compared in tests/serve/engine/backends/test_encoder.py.
+"""RoBERTa and XLM-RoBERTa with adapters and heads against transformers and PEFT.
+
+BERT is compared in tests/serve/engine/backends/test_encoder.py.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from pytest import MonkeyPatch
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForTokenClassification,
-    DebertaV2Config,
     PreTrainedConfig,
     RobertaConfig,
     XLMRobertaConfig,
@@ -45,6 +42,7 @@ pytestmark = pytest.mark.slow
 
 PARITY = 1e-5
 HIDDEN = 64
+TARGETS = ("query", "key", "value", "dense")  # of adapters
 VOCABULARY = 30522  # of MiniLM's tokenizer
 SHORT = (Message("user", "My head hurts."), Message("assistant", "Take 800 mg of ibuprofen."))
 LONGER = (Message("user", "My knee hurts whenever I run, and my back when I sit for long."),)
@@ -54,13 +52,12 @@ TEXTS = (SHORT, WINDOWS, LONGER)
 
 @dataclass(frozen=True)
 class ToyEncoder:
-    """A random checkpoint with MiniLM's tokenizer, and what its adapters target."""
+    """A random checkpoint with MiniLM's tokenizer."""
 
     recipe: Recipe
-    targets: Sequence[str]
 
     @classmethod
-    def of(cls, config: PreTrainedConfig, targets: Sequence[str], folder: Path) -> ToyEncoder:
+    def of(cls, config: PreTrainedConfig, folder: Path) -> ToyEncoder:
         torch.manual_seed(0)
         AutoModelForTokenClassification.from_config(config).save_pretrained(folder)
         shutil.copy(Path(load_recipe("minilm").base_path) / "tokenizer.json", folder)
@@ -73,17 +70,17 @@ class ToyEncoder:
         fields |= {"context_tokens": 1024, "window_tokens": 96, "rule_turn": "none"}
         fields |= {"dtype": "float32", "methods": {"lora": {}, "head": {}}}
         fields |= {"engine": {"max_lora_rank": 8, "max_loras": 4, "max_num_batched_tokens": 1024}}
-        return cls(Recipe.model_validate(fields), targets)
+        return cls(Recipe.model_validate(fields))
 
     def save_rule(self, folder: Path, seed: int, *targets: str) -> Path:
         """A random adapter with a random head and words; without targets on all."""
-        on = targets or self.targets
+        on = targets or TARGETS
         return save_encoder_rule(folder, seed=seed, targets=on, texts=TEXTS, of=self.recipe)
 
     def save_low_rule(self, folder: Path, seed: int, reads: Reads) -> Path:
         """The same of a low rank, without words."""
         return save_encoder_rule(
-            folder, seed=seed, rank=2, targets=self.targets, reads=reads, of=self.recipe
+            folder, seed=seed, rank=2, targets=TARGETS, reads=reads, of=self.recipe
         )
 
     def save_head(self, folder: Path, reads: Reads) -> Path:
@@ -106,7 +103,7 @@ class ToyEncoder:
             "last": self.save_low_rule(root / "last", 3, "last user"),
             "last head": self.save_head(root / "last-head", "last conversation"),
         }
-        for seed, target in enumerate(self.targets, start=3):
+        for seed, target in enumerate(TARGETS, start=3):
             rules[target] = self.save_rule(root / target, seed, target)
         return rules
 
@@ -138,18 +135,9 @@ ROBERTA: dict[str, Any] = {
 }
 
 
-DEBERTA = DebertaV2Config(
-    **SIZES,
-    **{"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "type_vocab_size": 0},
-    **{"share_att_key": True, "position_buckets": 8, "norm_rel_ebd": "layer_norm"},
-    **{"num_attention_heads": 4, "max_position_embeddings": 128, "position_biased_input": False},
-)
-OF_BERT = ("query", "key", "value", "dense")
-# Name -> a configuration, and what its adapters target.
-KINDS: dict[str, tuple[PreTrainedConfig, Sequence[str]]] = {
-    "RoBERTa": (RobertaConfig(**ROBERTA), OF_BERT),
-    "XLM-RoBERTa": (XLMRobertaConfig(**ROBERTA), OF_BERT),
-    "DeBERTa v3": (DEBERTA, ("query_proj", "key_proj", "value_proj", "dense")),
+KINDS: dict[str, PreTrainedConfig] = {
+    "RoBERTa": RobertaConfig(**ROBERTA),
+    "XLM-RoBERTa": XLMRobertaConfig(**ROBERTA),
 }
 
 
@@ -158,7 +146,7 @@ def test_a_mixed_batch_is_peft_s_by_rule_and_a_tensor_that_has_no_place_is_refus
     kind: str, tmp_path: Path
 ) -> None:
     """vLLM would drop it silently; `self_attn` is another library's name for `self`."""
-    toy = ToyEncoder.of(*KINDS[kind], tmp_path / "base")
+    toy = ToyEncoder.of(KINDS[kind], tmp_path / "base")
     rules = toy.save_rules(tmp_path)
     with GuardEngine(toy.recipe, rules, enforce_eager=True) as engine:
         assert_peft(engine, rules, toy.recipe)
@@ -174,37 +162,7 @@ def test_a_mixed_batch_is_peft_s_by_rule_and_a_tensor_that_has_no_place_is_refus
 
 def test_a_compiled_one_says_the_same(tmp_path: Path) -> None:
     """As MiniLM is compiled: the same class of vLLM's, with other embeddings."""
-    toy = ToyEncoder.of(*KINDS["RoBERTa"], tmp_path / "base")
+    toy = ToyEncoder.of(KINDS["RoBERTa"], tmp_path / "base")
     rules = toy.save_rules(tmp_path)
     with GuardEngine(toy.recipe, rules, enforce_eager=False) as engine:
         assert_peft(engine, rules, toy.recipe)
-
-
-def test_padded_rows_are_of_like_length_and_hold_each_token_once_and_none_of_the_tail(
-    monkeypatch: MonkeyPatch,
-) -> None:
-    from vllm_encoder import rows
-
-    monkeypatch.setattr(rows, "BLOCK_SCORES", 2 * 10 * 10)  # few
-    starts = [0, 10, 14, 14, 24, 34, 35]  # one is empty; what lies behind 35 is padding
-    blocks = rows.padded_rows(starts, 8, torch.device("cpu"))
-    assert [block.sequences for block in blocks] == [(0, 3), (4,), (1,), (5,)]
-    flat = torch.arange(1.0, 41.0).unsqueeze(1)
-    written = torch.zeros_like(flat)
-    for block in blocks:
-        block.put(written, block.of(flat))
-    assert torch.equal(written[:35], flat[:35]) and not written[35:].any()
-
-
-def test_only_a_dry_run_has_no_metadata() -> None:
-    """Metadata that are not understood would put several sequences into one row."""
-    from vllm.forward_context import override_forward_context
-    from vllm_encoder.rows import bounds
-
-    of_layer = SimpleNamespace(query_start_loc=torch.tensor([0, 3, 9]))
-    for metadata, expected in ((None, [0, 8, 10]), ({"attention": of_layer}, [0, 3, 9])):
-        with override_forward_context(SimpleNamespace(attn_metadata=metadata)):  # type: ignore[arg-type]
-            assert bounds("attention", 10, 8) == expected
-    micro_batches = SimpleNamespace(attn_metadata=[{"attention": of_layer}])
-    with override_forward_context(micro_batches), pytest.raises(TypeError, match="is a list"):  # type: ignore[arg-type]
-        bounds("attention", 10, 8)

@@ -85,7 +85,7 @@ def test_an_encoder_of_a_type_that_is_not_served_is_not_trained(
 ) -> None:
     kind(max_position_embeddings=64).save_pretrained(tmp_path / "base")
     job = on(make_encoder_job(method), tmp_path / "base", 32)
-    told = rf"recipe toy: base: .*got {kind.model_type}.*bert, deberta-v2, .*docs/recipes"
+    told = rf"recipe toy: base: .*got {kind.model_type}.*bert, roberta, .*docs/recipes"
     with pytest.raises(GuardError, match=told):
         trainer_of(job).check(job)
 

@@ -22,7 +22,6 @@ from transformers import (
     AutoModelForTokenClassification,
     BertConfig,
     BertModel,
-    DebertaV2Config,
     XLMRobertaConfig,
 )
 
@@ -65,7 +64,6 @@ SMALL = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64}
 SMALL |= {"num_hidden_layers": 1, "num_attention_heads": 2}
 SHAPES = {
     "bert": BertConfig(**SMALL),
-    "deberta": DebertaV2Config(**SMALL),
     "xlm-roberta": XLMRobertaConfig(**SMALL, pad_token_id=0),
 }
 
