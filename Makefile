@@ -41,7 +41,7 @@ THRESHOLD ?=##   for make calibrate: the probability from which on it is a viola
 UNLABELLED ?=##   for DATA=llm: a file of `messages` whose first conversations show what occurs
 EXAMPLES ?=##   for DATA=llm: how many rows, by default 1000
 JUDGED ?=##   for make rule: whose words can violate it, by default assistant
-SPLITS ?=##   for your own data: keep its splits, clean leaks out of them, or new
+SPLITS ?=##   for your own data: keep its splits (the default), or new
 ROWS ?=##   for make curve: numbers of labelled rows, by default 50,100,300,1000,all; beside generated ones 0,20,50,100; 0 of a file alone: the reader
 FROM ?=##   for make reader: the folder of its sources, each cloned as OWNER+NAME; without it, the data that it made before
 A ?=##   for make replay: a folder of weights, runs/MODEL/RULE/METHOD; make rules names those of older versions

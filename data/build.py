@@ -75,7 +75,6 @@ def build(request: DataRequest, *, force: bool = False) -> bool:
         MANIFEST_KEY: labelling(rule),
         "source": request.source,
         "splits": request.splitting,
-        "dropped": sourced.dropped,
         "seed": request.seed,
         "sha256": write_splits(folder, examples),
     }
@@ -252,7 +251,7 @@ def _arguments() -> argparse.Namespace:
         parser.add_argument(f"--{flag}", **settings)
     splits = (
         "the splits of your own data: keep them and refuse leaks (default; later as last time), "
-        "clean leaks out of the earlier split, or assign all rows to new splits"
+        "or assign all rows to new splits"
     )
     parser.add_argument("--splits", choices=get_args(Splitting), help=splits)
     parser.add_argument("--runs", type=Path, default=Runs().root, help="output folder")

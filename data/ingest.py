@@ -17,7 +17,6 @@ from data.rows import TOO_DEEP, BadRow, SourceRow, without_nulls
 from data.splits import (
     SHARES,
     assign,
-    drop_leaks,
     group_near_duplicates,
     labels_scarce,
     refuse_straddling,
@@ -55,7 +54,7 @@ SPLIT_NAMES: dict[str, Split] = {
     "testing": "test",
 }
 
-Splitting = Literal["keep", "clean", "new"]
+Splitting = Literal["keep", "new"]
 
 
 @dataclass(frozen=True)
@@ -69,10 +68,9 @@ class Parsed:
 
 @dataclass(frozen=True)
 class SourcedData:
-    """The examples in splits, how many rows were dropped as leaks, and manifest fields."""
+    """The examples in splits, and manifest fields."""
 
     examples: list[Example]
-    dropped: int = 0
     notes: dict[str, Any] = field(default_factory=dict)
 
 
@@ -88,20 +86,18 @@ def ingest(
     """The examples of the rows of `source`, in splits.
 
     Rows without a split are assigned to splits by group and label in `shares`, and so are all rows
-    where `splitting` is `new`. A missing validation split is taken from the training rows. `clean`
-    removes from the earlier split what shares a group or nearly its text with a later one; `keep`
-    leaves that to be refused. Raises GuardError naming the bad rows, and for a split with fewer
-    than `fewest` rows of a label.
+    where `splitting` is `new`. A missing validation split is taken from the training rows. Raises
+    GuardError naming the bad rows, and for a split with fewer than `fewest` rows of a label.
     """
     parsed = parse_all(rows, rule, source)
     _refuse_repeated_ids(parsed, source)
     if splitting == "new":
-        sourced = SourcedData(assign([row.example for row in parsed], seed, shares))
+        examples = assign([row.example for row in parsed], seed, shares)
     else:
-        sourced = _into_splits(parsed, seed, source, shares, clean=splitting == "clean")
-    scarce = labels_scarce(sourced.examples, fewest)
+        examples = _into_splits(parsed, seed, source, shares)
+    scarce = labels_scarce(examples, fewest)
     if scarce:
-        groups = {example.group for example in sourced.examples}
+        groups = {example.group for example in examples}
         remedy = f"Each split needs {fewest} rows of either label: add some"
         if splitting == "new" or all(row.split is None for row in parsed):
             remedy += " in groups of their own"
@@ -109,7 +105,7 @@ def ingest(
             remedy += ", or say SPLITS=new"
         got = f"{len(parsed)} rows in {len(groups)} groups; near duplicates are one group"
         raise GuardError("; ".join(scarce), where=source, got=got, remedy=remedy)
-    return sourced
+    return SourcedData(examples)
 
 
 def parse_all(rows: Iterable[SourceRow], rule: Rule, source: str) -> list[Parsed]:
@@ -265,25 +261,21 @@ def _refuse_repeated_ids(parsed: list[Parsed], source: str) -> None:
 
 
 def _into_splits(
-    parsed: list[Parsed], seed: int, source: str, shares: Mapping[Split, float], *, clean: bool
-) -> SourcedData:
+    parsed: list[Parsed], seed: int, source: str, shares: Mapping[Split, float]
+) -> list[Example]:
     splits = {row.split for row in parsed}
     examples = [row.example for row in parsed]
     if splits == {None}:
-        return SourcedData(assign(examples, seed, shares))
+        return assign(examples, seed, shares)
     if None in splits:
         problem = "some rows have a split and some have none"
         remedy = "Give every row a split, or none, or say SPLITS=new"
         raise GuardError(problem, where=source, remedy=remedy)
-    if clean:
-        examples = drop_leaks(examples)
-    else:
-        refuse_straddling(examples)  # before near duplicates become one group under one name
-    dropped = len(parsed) - len(examples)
+    refuse_straddling(examples)  # before near duplicates become one group under one name
     if splits == {"train", "test"}:
         total = shares["train"] + shares["validation"]
         parts: tuple[Split, ...] = ("train", "validation")
         train = [example for example in examples if example.split == "train"]
         test = [example for example in examples if example.split == "test"]
         examples = assign(train, seed, {part: shares[part] / total for part in parts}) + test
-    return SourcedData(group_near_duplicates(examples), dropped)
+    return group_near_duplicates(examples)

@@ -60,11 +60,6 @@ def table(rule: str, manifest: dict[str, Any]) -> str:
         lines.append(
             f"  {row['split']:<12}{row['stratum']:<9}{row['rows']:>6}{row['violating']:>9}"
         )
-    if manifest["dropped"]:
-        lines.append(
-            f"  {manifest['dropped']} rows dropped: their group or nearly their text is in a later "
-            "split (SPLITS=clean)"
-        )
     median = {label: words["median"] for label, words in manifest["words"].items()}
     lines.append(
         f"  words per conversation: {median['1']:.0f} median if violating, {median['0']:.0f} if not"

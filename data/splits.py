@@ -103,7 +103,7 @@ def _shingle_rows(texts: Sequence[str]) -> Any:
 def refuse_leaks(examples: Sequence[Example]) -> None:
     """Raise GuardError if a group straddles splits, or near duplicates stand in two of them."""
     refuse_straddling(examples)
-    pairs = list(_across_splits(examples))
+    pairs = [pair for pair in near_duplicates(examples) if not _is_of_one_split(examples, pair)]
     if not pairs:
         return
     named = []
@@ -112,7 +112,7 @@ def refuse_leaks(examples: Sequence[Example]) -> None:
         places = [f"{row.id} ({row.split})" for row in rows]
         named.append(f"{' and '.join(places)}: {pair.similarity:.2f}")
     problem = f"{len(pairs)} near duplicates across splits (similarity {NEAR_DUPLICATE} or more)"
-    remedy = "Remove one of each pair, or use SPLITS=clean or SPLITS=new"
+    remedy = "Remove one of each pair, or say SPLITS=new"
     raise GuardError(problem, got="; ".join(named), remedy=remedy)
 
 
@@ -124,7 +124,7 @@ def refuse_straddling(examples: Sequence[Example]) -> None:
     if straddling:
         problem = f"{len(straddling)} groups have rows in more than one split"
         remedy = "Rows that share a context must share a split: correct the columns, or say "
-        remedy += "SPLITS=clean or SPLITS=new"
+        remedy += "SPLITS=new"
         raise GuardError(problem, got=", ".join(straddling[:NAMED]), remedy=remedy)
 
 
@@ -147,29 +147,6 @@ def refuse_copies(generated: Sequence[Example], own_rows: Sequence[Example], sou
         problem = "some of your rows are generated ones, or nearly so"
         remedy = "Remove these rows of yours; SPLITS= does not help here"
         raise GuardError(problem, where=source, got=got, remedy=remedy)
-
-
-def _across_splits(examples: Sequence[Example]) -> Iterator[NearDuplicate]:
-    for pair in near_duplicates(examples):
-        if examples[pair.first].split != examples[pair.second].split:
-            yield pair
-
-
-def drop_leaks(examples: Sequence[Example]) -> list[Example]:
-    """The examples whose group and text are not, or not nearly, in a later split too."""
-    last_rank: dict[str, int] = defaultdict(int)
-    for example in examples:
-        last_rank[example.group] = max(last_rank[example.group], _rank(example))
-    kept_examples = [example for example in examples if _rank(example) == last_rank[example.group]]
-    dropped = set()
-    for pair in _across_splits(kept_examples):
-        sides = (pair.first, pair.second)
-        dropped.add(min(sides, key=lambda index: _rank(kept_examples[index])))
-    return [example for index, example in enumerate(kept_examples) if index not in dropped]
-
-
-def _rank(example: Example) -> int:
-    return SPLITS.index(example.split)
 
 
 def assign(
@@ -205,9 +182,12 @@ def assign(
 
 def group_near_duplicates(examples: Sequence[Example]) -> list[Example]:
     """The examples, near duplicates of a split in one group; of two splits they stay leaks."""
-    pairs = near_duplicates(examples)
-    inside = (pair for pair in pairs if examples[pair.first].split == examples[pair.second].split)
+    inside = [pair for pair in near_duplicates(examples) if _is_of_one_split(examples, pair)]
     return _named_by_leader(examples, _leaders(examples, inside))
+
+
+def _is_of_one_split(examples: Sequence[Example], pair: NearDuplicate) -> bool:
+    return examples[pair.first].split == examples[pair.second].split
 
 
 def _named_by_leader(examples: Sequence[Example], leaders: Sequence[int]) -> list[Example]:

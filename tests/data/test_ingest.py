@@ -121,14 +121,8 @@ def test_a_group_that_straddles_splits_is_found_although_its_row_has_a_twin(tmp_
     rows[0]["group"] = "zA"
     rows[2] |= {"text": rows[0]["text"], "group": "CUSTOMER7", "id": "B"}
     rows[70]["group"] = "CUSTOMER7"
-    source = _jsonl(tmp_path, rows)
-    _refused(source, r"1 groups have rows in more than one split \(got CUSTOMER7\)")
-    cleaned = _ingest(source, "clean")
-    assert (cleaned.dropped, len(cleaned.examples)) == (1, 79)
-    assert "B" not in {example.id for example in cleaned.examples}
-    splits = {example.split for example in cleaned.examples if example.group == "CUSTOMER7"}
-    assert splits == {"test"}
-    assert {example.split for example in cleaned.examples} == set(SPLITS)
+    told = r"1 groups have rows in more than one split \(got CUSTOMER7\)"
+    _refused(_jsonl(tmp_path, rows), told)
 
 
 def _bad(**fields: Any) -> dict[str, Any]:
@@ -268,7 +262,7 @@ def test_a_source_without_enough_rows_is_refused(
         _refused(_jsonl(tmp_path, rows), re.escape(f"{FOUR}: add some in groups of"), "new")
 
 
-@pytest.mark.parametrize("splitting", ["keep", "clean", "new"])
+@pytest.mark.parametrize("splitting", ["keep", "new"])
 def test_a_conversation_with_both_labels_is_a_bad_row(tmp_path: Path, splitting: Splitting) -> None:
     rows = _in_thirds()
     rows[2] |= {"text": "the same", "label": 0}
@@ -278,7 +272,7 @@ def test_a_conversation_with_both_labels_is_a_bad_row(tmp_path: Path, splitting:
     # The same words of another speaker are another conversation.
     del rows[25]["text"]
     rows[25]["messages"] = [{"role": "user", "content": "the same"}]
-    assert len(_examples(tmp_path, rows, splitting)) == (29 if splitting == "clean" else 30)
+    assert len(_examples(tmp_path, rows, splitting)) == 30
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from data.splits import NEAR_DUPLICATE, assign, drop_leaks, near_duplicates, refuse_leaks, shingles
+from data.splits import NEAR_DUPLICATE, assign, near_duplicates, refuse_leaks, shingles
 from guard.conversation.example import SPLITS, Example, Message
 from guard.errors import GuardError
 
@@ -61,13 +61,6 @@ def test_similarity_is_the_jaccard_index_of_shingles_whatever_the_digits_and_cap
 def test_duplicates_are_found_across_block_borders_and_of_one_word() -> None:
     assert _found(_rows(*map(_text, range(700)), _text(3))) == [(3, 700)]
     assert _found(_rows("hello", "Hello!", "bye")) == [(0, 1)]
-
-
-def test_dropping_takes_the_row_of_the_earlier_split_and_leaves_the_test_whole() -> None:
-    rows = _rows((_text(0), "test"), _text(0), _text(1), (_text(1), "validation"))
-    assert [row.id for row in drop_leaks(rows)] == ["e0", "e3"]
-    straddling = [_row(0, _text(0), group="g"), _row(1, _text(1), "test", "g"), _row(2, _text(2))]
-    assert [row.id for row in drop_leaks(straddling)] == ["e1", "e2"]
 
 
 def _many(count: int = 400) -> list[Example]:
@@ -130,7 +123,7 @@ def test_a_system_prompt_that_rows_share_makes_them_no_near_duplicates() -> None
     assert _found(rows) == []
     assert {example.split for example in assign(rows, 0)} == set(SPLITS)
     kept = [replace(row, split="test") for row in rows[:20]] + rows[20:]
-    assert len(drop_leaks(kept)) == 60
+    refuse_leaks(kept)
     twins = [_prompted(0, system, _text(0)), _prompted(1, system, _text(0))]
     assert [pair.similarity for pair in near_duplicates(twins)] == [1.0]
     # Nor do different ones make short turns near duplicates, unless they are nearly the same too.
