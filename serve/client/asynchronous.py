@@ -7,18 +7,17 @@ both can share stands in `attempts.py` and `reply.py`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import httpx
 
-from .administration import Administration
 from .answers import CheckAnswer, NotAllowed
-from .attempts import DEADLINE_S, PATH, Asked, Attempts, decoded, unreachable
+from .attempts import DEADLINE_S, PATH, Asked, Attempts, unreachable
 from .reply import CHECK_CHARACTERS, HOLD_BACK, Reply
 
 
-class AsyncGuardClient(Administration[Awaitable[Any]]):
+class AsyncGuardClient:
     """Checks conversations on the server at `base_url`.
 
     A check has `deadline_s` seconds, retries included. `messages` are OpenAI's: dicts with a role
@@ -36,8 +35,7 @@ class AsyncGuardClient(Administration[Awaitable[Any]]):
     ) -> None:
         self._http = http_client or httpx.AsyncClient()
         self._closes_http = http_client is None
-        self._base_url = base_url.rstrip("/")
-        self._url = self._base_url + PATH
+        self._url = base_url.rstrip("/") + PATH
         self._api_key = api_key
         self._deadline_s = deadline_s
 
@@ -102,18 +100,6 @@ class AsyncGuardClient(Administration[Awaitable[Any]]):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    async def _send(self, method: str, path: str, body: object = None) -> Any:
-        attempts, url = Attempts(self._deadline_s), self._base_url + path
-        headers, left = attempts.headers(self._api_key), attempts.seconds_left
-        try:
-            async with asyncio.timeout(left):
-                response = await self._http.request(
-                    method, url, json=body, headers=headers, timeout=left
-                )
-        except (httpx.HTTPError, TimeoutError) as error:
-            raise unreachable(url, error) from error
-        return decoded(response)
 
     async def _allow(self, reply: Reply, selection: Asked) -> None:
         answer = await self._check(reply.conversation, selection)

@@ -108,7 +108,7 @@ class Attempts:
         """
         if response.status_code == NO_ROOM:
             return self._wait(response)
-        return CheckAnswer.of(decoded(response))
+        return CheckAnswer.of(_decoded(response))
 
     def _wait(self, response: httpx.Response) -> float:
         stated = response.headers.get(RETRY_AFTER, "")
@@ -118,16 +118,6 @@ class Attempts:
         if not stated or seconds >= self.seconds_left:
             raise _failure(response)
         return seconds
-
-
-def decoded(response: httpx.Response) -> Any:
-    """The JSON of an answer. Raises CheckFailed for any other response."""
-    if response.status_code != httpx.codes.OK:
-        raise _failure(response)
-    try:
-        return response.json()
-    except (ValueError, RecursionError) as error:
-        raise CheckFailed("the response is not JSON", response.status_code) from error
 
 
 def _listed(name: str, values: Sequence[Any]) -> list[Any]:
@@ -143,6 +133,16 @@ def _listed(name: str, values: Sequence[Any]) -> list[Any]:
 def unreachable(url: str, error: httpx.HTTPError | TimeoutError) -> CheckFailed:
     """The error for a connection to `url` that failed."""
     return CheckFailed(f"no response from {url}: {error!r}")
+
+
+def _decoded(response: httpx.Response) -> Any:
+    """The JSON of an answer. Raises CheckFailed for any other response."""
+    if response.status_code != httpx.codes.OK:
+        raise _failure(response)
+    try:
+        return response.json()
+    except (ValueError, RecursionError) as error:
+        raise CheckFailed("the response is not JSON", response.status_code) from error
 
 
 def _failure(response: httpx.Response) -> CheckFailed:

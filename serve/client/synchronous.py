@@ -8,13 +8,12 @@ from typing import Any
 
 import httpx
 
-from .administration import Administration
 from .answers import CheckAnswer, NotAllowed
-from .attempts import DEADLINE_S, PATH, Asked, Attempts, decoded, unreachable
+from .attempts import DEADLINE_S, PATH, Asked, Attempts, unreachable
 from .reply import CHECK_CHARACTERS, HOLD_BACK, Reply
 
 
-class GuardClient(Administration[Any]):
+class GuardClient:
     """Checks conversations on the server at `base_url`.
 
     A check has `deadline_s` seconds, retries included. Each wait for the server (to connect, to
@@ -34,8 +33,7 @@ class GuardClient(Administration[Any]):
     ) -> None:
         self._http = http_client or httpx.Client()
         self._closes_http = http_client is None
-        self._base_url = base_url.rstrip("/")
-        self._url = self._base_url + PATH
+        self._url = base_url.rstrip("/") + PATH
         self._api_key = api_key
         self._deadline_s = deadline_s
 
@@ -100,15 +98,6 @@ class GuardClient(Administration[Any]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _send(self, method: str, path: str, body: object = None) -> Any:
-        attempts, url = Attempts(self._deadline_s), self._base_url + path
-        headers, left = attempts.headers(self._api_key), attempts.seconds_left
-        try:
-            response = self._http.request(method, url, json=body, headers=headers, timeout=left)
-        except httpx.HTTPError as error:
-            raise unreachable(url, error) from error
-        return decoded(response)
 
     def _allow(self, reply: Reply, selection: Asked) -> None:
         answer = self._check(reply.conversation, selection)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import shutil
 import socket
 import subprocess
@@ -38,8 +37,6 @@ from serve.client import (
 from serve.client.attempts import Asked, Attempts
 from serve.client.reply import Reply
 from tests.serve.client.censor import ASKED, Censor
-from tests.serve.cluster.words_engine import WordsEngine
-from tests.serve.kept import KeptVersions
 from tests.serve.serving import MESSAGES, serving
 
 BAD = [*ASKED, {"role": "assistant", "content": "forbidden"}]
@@ -140,44 +137,6 @@ def test_a_check_has_a_verdict_for_every_rule(guard: Guard) -> None:
     with pytest.raises(CheckFailed, match="not served: nobody") as raised:
         guard.check(MESSAGES, ["nobody"])
     assert raised.value.status == 422
-
-
-def test_an_admin_reads_and_decides_what_is_served(kind: Client, tmp_path: Path) -> None:
-    kept = KeptVersions(tmp_path)
-    first = kept.train("pii_leak", b"first").id
-    engine: Any = WordsEngine({"pii_leak": kept.registry.folder(first)})
-    with serving(create_app(engine, source=kept)) as http:
-        guard: Any = kind(str(http.base_url), http_client=HTTP[kind](trust_env=False))
-        second = kept.train("pii_leak", b"second").id
-        trial = guard.set_mode("pii_leak", "canary:10%", reason="look first")["trial"]
-        assert trial == {"version": second, "mode": "canary:10%"}
-        published = guard.publish("pii_leak", reason="better", champion=first)
-        assert published["champion"]["version"] == second
-        assert guard.rules()[0]["champion"]["version"] == second
-        back = guard.rollback("pii_leak", reason="worse", version="previous")
-        assert back["champion"]["version"] == first
-        events = guard.versions("pii_leak")["events"]
-        assert [event["reason"] for event in events[-3:]] == ["look first", "better", "worse"]
-        with pytest.raises(CheckFailed, match="has no candidate") as refused:
-            guard.publish("pii_leak", reason="again")
-        assert refused.value.status == 409
-        with pytest.raises(CheckFailed, match="HTTP 404"):
-            guard.versions("../rules")
-        guard.close()
-
-
-def test_feedback_names_the_check_and_what_the_rule_should_have_said(kind: Client) -> None:
-    responses = [httpx.Response(200, json={"settled": False})] * 2
-    guard, requests = answering(kind, responses)
-    asked: Any = guard
-    assert asked.feedback("ab-1", "words", "allow", reviewer="ann") == {"settled": False}
-    more = {"note": "a quotation", "conversation": "c1", "messages": [{"role": "user"}]}
-    asked.feedback("ab-1", "words", "violation", reviewer="bob", **more)
-    assert requests[0].url.path == "/v1/feedback"
-    first, second = (json.loads(request.content) for request in requests)
-    ann = {"request_id": "ab-1", "rule": "words", "label": "allow", "reviewer": "ann"}
-    assert first == ann | {"note": "", "conversation": None, "messages": None}
-    assert second == ann | {"label": "violation", "reviewer": "bob"} | more
 
 
 def test_stated_policies_have_answers_of_their_own(guard: Guard) -> None:
