@@ -10,12 +10,10 @@ import logging
 import time
 from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 
 from starlette.exceptions import HTTPException
 
 from guard.errors import GuardError
-from guard.weights.card import Card, read_card
 from serve.api.service import CheckService
 from serve.engine.refusals import Overloaded
 from serve.registry.rollout import ENFORCE, Rollout
@@ -23,24 +21,18 @@ from serve.registry.rollout import ENFORCE, Rollout
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 0.5
-LOOKS_PER_FILE_LOOK = 4
-UNREAD_LOOKS = 2
+LOOKS_PER_FILE_LOOK = 4  # at new rules' files, and at trials
 FIRST_PAUSE_S = 4.0
 MAX_PAUSE_S = 300.0  # before what there is no room for is tried again
-
-# Of each file its name, size and time of change in ns: what changes with its content.
-FilesOfRule = frozenset[tuple[str, int, int]]
 
 
 @dataclass
 class WatchedRule:
     """What the looks at a rule and the tries to serve it have found."""
 
-    # What is to be served, or the files of the last look, if that is another than is served; of a
-    # new rule's file when it changed.
-    found: Rollout | FilesOfRule | int | None = None
-    refused: Rollout | FilesOfRule | int | None = None
-    unread_looks: int = 0
+    # What is to be served, if that is another than is served; of a new rule's file when it changed.
+    found: Rollout | int | None = None
+    refused: Rollout | int | None = None
     pause_s: float = 0.0  # before what there was no room for is tried again
     not_before: float = 0.0  # by time.monotonic
 
@@ -52,12 +44,10 @@ class WatchedRule:
 async def watch(service: CheckService, interval_s: float = INTERVAL_S) -> None:
     """Look every `interval_s` seconds, until cancelled.
 
-    What the registry says is served at once. A rule that has no version is served by its new files
-    once two looks find them the same: before, they may still be copied; so is a new rule's file,
-    where a reader judges it. What cannot be served is tried again when its files are others, and
-    the log says why; what there is no room for, after a pause, which doubles each time: a cluster
-    holds its checks for every try. A card that cannot be read at two looks is not just being
-    written: it is logged once, as is why a look fails.
+    What the registry says is served at once; a new rule's file, where a reader judges it, once two
+    looks find it the same: before, it may still be copied. What cannot be served is not tried
+    again, and the log says why; what there is no room for, after a pause, which doubles each time:
+    a cluster holds its checks for every try. Why a look fails is logged once.
     """
     watched: defaultdict[str, WatchedRule] = defaultdict(WatchedRule)
     logged: str | None = None  # why a look failed
@@ -70,7 +60,7 @@ async def watch(service: CheckService, interval_s: float = INTERVAL_S) -> None:
             sees_files = look % LOOKS_PER_FILE_LOOK == 0
             if sees_files:
                 await service.watch_trials()
-            due = await asyncio.to_thread(_look, service, watched, sees_files=sees_files)
+            due = await asyncio.to_thread(_look, service, watched)
             if sees_files:
                 due += await asyncio.to_thread(_new_rules, service, watched, known)
         except Exception as error:  # rules that another thread changed meanwhile, for example
@@ -84,21 +74,16 @@ async def watch(service: CheckService, interval_s: float = INTERVAL_S) -> None:
                 await _serve(service, rule, watched[rule])
 
 
-def _look(
-    service: CheckService, watched: defaultdict[str, WatchedRule], *, sees_files: bool
-) -> list[str]:
-    """The rules that are to be served otherwise, of which nothing is still being copied."""
+def _look(service: CheckService, watched: defaultdict[str, WatchedRule]) -> list[str]:
+    """The rules of which another version is to be served."""
     due: list[str] = []
-    for rule, served in list(service.cards.items()):
-        state = watched[rule]
+    for rule in list(service.cards):
         try:
             wanted = service.wanted(rule)
         except GuardError:  # it has no folder
             continue
         if wanted != service.rollouts.get(rule):
-            state.found = wanted
-            due.append(rule)
-        elif sees_files and _has_new_files(wanted.folder, served, state):
+            watched[rule].found = wanted
             due.append(rule)
     return due
 
@@ -118,24 +103,6 @@ def _new_rules(
         if before == changed_ns:
             new.append(rule)
     return new
-
-
-def _has_new_files(folder: Path, served: Card, state: WatchedRule) -> bool:
-    """Whether the folder has another card than is served, and the last look found the same."""
-    before, state.found = state.found, None
-    try:
-        statuses = [(path.name, path.stat()) for path in folder.iterdir()]
-        card = read_card(folder)
-    except (GuardError, OSError) as error:
-        state.unread_looks += 1
-        if state.unread_looks == UNREAD_LOOKS:
-            log.error("the rule %s is served as before: %s", served.rule, error)
-        return False
-    state.unread_looks = 0
-    if card == served:
-        return False
-    state.found = frozenset((name, stat.st_size, stat.st_mtime_ns) for name, stat in statuses)
-    return state.found == before
 
 
 async def _serve(service: CheckService, rule: str, state: WatchedRule) -> None:

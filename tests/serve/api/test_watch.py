@@ -1,4 +1,4 @@
-"""Rules that were trained again are found and replaced, also where their files come one by one."""
+"""Versions that are published are found and served."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from starlette.exceptions import HTTPException
@@ -99,63 +98,25 @@ def train_again(folder: Path, rule: str | None = None) -> None:
     save_card(folder, rule or folder.name)
 
 
-def test_a_rule_that_was_trained_again_is_replaced_and_no_other(engine: ToyEngine) -> None:
-    watched(engine, lambda: None, seconds=0.3)
-    assert engine.replaced == []
-    train_again(engine.folders["other"])
-    watched(engine, lambda: wait_until(lambda: engine.replaced))
-    assert set(engine.replaced) == {"other"}
-    save_card(engine.folders["fine"], "fine", threshold=0.75)
-    watched(engine, lambda: wait_until(lambda: "fine" in engine.replaced))
-
-
-def test_a_card_that_comes_before_its_weights_is_tried_once_and_again_with_them(
-    engine: ToyEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refused, serve = [], engine.serve
-
-    def serve_checked(name: str, folder: Path | None = None) -> None:
-        try:
-            load_card(engine.folders[name])
-        except GuardError:
-            refused.append(name)
-            raise
-        serve(name, folder)
-
-    monkeypatch.setattr(engine, "serve", serve_checked)
-    weights = engine.folders["fine"] / "adapter_model.safetensors"
-    old = weights.read_bytes()
-    train_again(weights.parent)
-    new = weights.read_bytes()
-    weights.write_bytes(old)
-
-    def bring_the_weights() -> None:
-        wait_until(lambda: refused)
-        time.sleep(0.3)
-        weights.write_bytes(new)
-        wait_until(lambda: engine.replaced)
-
-    watched(engine, bring_the_weights)
-    assert (refused, set(engine.replaced)) == (["fine"], {"fine"})
-
-
-def test_what_is_being_copied_is_not_tried(
-    engine: ToyEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = engine.folders["fine"]
+def published(engine: ToyEngine, rule: str) -> Callable[[str], Path | None]:
+    """Of this rule another version than the engine serves."""
+    folder = engine.folders[rule].with_name(f"{rule}-2") / rule
+    shutil.copytree(engine.folders[rule], folder)
     train_again(folder)
-    looks = 0
+    return {rule: folder}.get
 
-    def grow(*arguments: Any, **keywords: Any) -> list[str]:
-        nonlocal looks
-        looks += 1
-        (folder / ".words.safetensors.part").write_bytes(b"x" * looks)
-        return look(*arguments, **keywords)
 
-    look = watch_module._look
-    monkeypatch.setattr(watch_module, "_look", grow)
-    watched(engine, lambda: wait_until(lambda: looks > 12))
-    assert engine.replaced == []
+def test_what_cannot_be_served_is_tried_once(
+    engine: ToyEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(name: str, folder: Path | None = None) -> None:
+        raise GuardError("these weights cannot be served")
+
+    monkeypatch.setattr(engine, "serve", refuse)
+    find = published(engine, "fine")
+    watched(engine, lambda: wait_until(lambda: caplog.records), seconds=0.3, find=find)
+    (record,) = caplog.records
+    assert "fine is served as before: these weights cannot" in record.getMessage()
 
 
 def test_what_there_is_no_room_for_is_tried_again_after_pauses_that_double(
@@ -167,13 +128,13 @@ def test_what_there_is_no_room_for_is_tried_again_after_pauses_that_double(
         tries.append(time.monotonic())
         if len(tries) <= 4:
             raise Overloaded("not now")
-        engine.rules[name] = read_card(engine.folders[name])  # type: ignore[assignment]
+        engine.rules[name] = read_card(folder or engine.folders[name])  # type: ignore[assignment]
 
     monkeypatch.setattr(engine, "serve", refuse)
     monkeypatch.setattr(watch_module, "FIRST_PAUSE_S", 0.04)
     monkeypatch.setattr(watch_module, "MAX_PAUSE_S", 0.2)
-    train_again(engine.folders["fine"])
-    watched(engine, lambda: wait_until(lambda: len(tries) > 4))
+    find = published(engine, "fine")
+    watched(engine, lambda: wait_until(lambda: len(tries) > 4), find=find)
     pauses = [after - before for before, after in pairwise(tries)]
     for pause, at_least in zip(pauses, (0.04, 0.08, 0.16, 0.2), strict=True):
         assert pause >= at_least
@@ -205,16 +166,6 @@ def test_a_trial_that_there_is_no_room_for_is_tried_again(
     assert tries == [trial_name("fine", trial.version)] * 2
 
 
-def test_a_card_that_cannot_be_read_is_not_served_and_is_logged_once(
-    engine: ToyEngine, caplog: pytest.LogCaptureFixture
-) -> None:
-    (engine.folders["fine"] / "card.json").write_text("{")
-    watched(engine, lambda: wait_until(lambda: caplog.records), seconds=0.2)
-    (record,) = caplog.records
-    assert "fine is served as before" in record.getMessage()
-    assert "card.json" in record.getMessage() and engine.replaced == []
-
-
 def test_after_looks_and_changes_that_fail_there_are_others_and_each_reason_is_logged_once(
     engine: ToyEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -231,8 +182,8 @@ def test_after_looks_and_changes_that_fail_there_are_others_and_each_reason_is_l
 
     monkeypatch.setattr(EngineService, "wanted", changed_meanwhile)
     monkeypatch.setattr(EngineService, "serve", serve)
-    train_again(engine.folders["other"])
-    watched(engine, lambda: wait_until(lambda: len(tried) > 1, 20))
+    find = published(engine, "other")
+    watched(engine, lambda: wait_until(lambda: len(tried) > 1, 20), find=find)
     assert set(tried) == {"other"}
     logged = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
     assert logged[:3] == ["'gone'", "'away'", "404: removed meanwhile"]
