@@ -87,7 +87,7 @@ def put_in_front(
     policies: int = POLICIES,
 ) -> None:
     """Put in front of all routes what every request passes: it is counted, its sender identified,
-    its size and time bounded, its body unpacked, and errors answered in its format.
+    its size and time bounded, and errors answered in its format.
 
     `max_requests` may be under way at once, by default MAX_REQUESTS.
     """

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
-from serve.api.input.encodings import unpacked
+from serve.api.input.encodings import check_encodings
 from serve.engine.thread.engine_thread import MAX_OPEN, MAX_QUEUED
 from serve.policy.logic import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE
 
@@ -105,10 +105,10 @@ class NotRead(Exception):
 class BoundedBodies:
     """ASGI middleware that refuses large bodies before they are read, or as soon as they are large.
 
-    The limit is MAX_BYTES, or the caller's own if that is less, of what is sent and of what that is
-    once unpacked. A request is refused too while `max_requests`, by default MAX_REQUESTS, are under
-    way. Streams count by themselves, up to MAX_STREAMS, and forms, up to MAX_FORMS: written slowly,
-    they keep no other out.
+    The limit is MAX_BYTES, or the caller's own if that is less; what is packed is refused. So is a
+    request while `max_requests`, by default MAX_REQUESTS, are under way. Streams count by
+    themselves, up to MAX_STREAMS, and forms, up to MAX_FORMS: written slowly, they keep no other
+    out.
 
     Body and checks together have `timeout_s` seconds from the head on, or what TIMEOUT_HEADER says:
     until `scope["deadline"]`, by time.monotonic. A stream moves that by `scope["seconds"]` a line.
@@ -156,7 +156,8 @@ class BoundedBodies:
         longest_s = min(self._timeout_s, LOGIN_S) if kind == "login" else self._timeout_s
         scope["seconds"] = _seconds(scope, longest_s)
         scope["deadline"] = time.monotonic() + scope["seconds"]
-        return unpacked(_bounded(receive, scope, max_bytes), scope, max_bytes)
+        check_encodings(scope)
+        return _bounded(receive, scope, max_bytes)
 
 
 def _read_in_time(send: Send, seconds: float) -> Send:

@@ -15,8 +15,8 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from guard.files.strict_json import STRING, decoded, read_json
-from guard.files.text_file import GZIP, no_text
-from serve.api.input.encodings import ENCODING, TYPE, charsets
+from guard.files.text_file import no_text
+from serve.api.input.encodings import TYPE, charsets
 
 # Commas and opening brackets, twice as many as ten thousand messages with all of their fields have,
 # or a thousand tools.
@@ -62,8 +62,7 @@ class _StrictRequest(Request):
             raise HTTPException(422, f"the body is {TOO_DEEP}") from error
         except UnicodeDecodeError as error:
             kind = no_text(content) if encoding == "utf-8" else ""
-            remedy = f"; send it with `{ENCODING}: gzip`" if content.startswith(GZIP) else ""
-            raise HTTPException(400, f"the body is {kind or NOT_UNICODE}{remedy}") from error
+            raise HTTPException(400, f"the body is {kind or NOT_UNICODE}") from error
 
 
 class StrictRoute(APIRoute):

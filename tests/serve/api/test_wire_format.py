@@ -7,7 +7,6 @@ A format that is added to the table is asked here too.
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -196,13 +195,11 @@ def test_no_word_is_hidden_under_an_unknown_key_or_one_that_stands_twice(
 
 
 @every_case
-def test_a_packed_body_is_unpacked_or_refused(client: Client, case: Case) -> None:
+def test_a_packed_body_or_one_of_another_charset_is_refused(client: Client, case: Case) -> None:
     *before, last = case.requests([{"role": "user", "content": "Hi"}])
     for request in before:
         request.send(client)
-    packed = gzip.compress(last.content)
-    assert outcome(case, last.send_content(client, packed, content_encoding="gzip")) == "allow"
-    for header, value in (("content_encoding", "br"), ("content_type", "a/b; charset=utf-16")):
+    for header, value in (("content_encoding", "gzip"), ("content_type", "a/b; charset=utf-16")):
         response = last.send(client, **{header: value})
         assert response.status_code == 415 and header.replace("_", "-") in response.text
         assert response.json().keys() == case.wire_format.error_body(415, "", "nan").keys()
@@ -225,9 +222,6 @@ def test_without_a_tenant_s_key_or_beyond_its_limits_nothing_is_judged(case: Cas
             assert refused.headers.get("www-authenticate") == ("Bearer" if status == 401 else None)
         shop = HEADERS["shop"]
         large = request.send_content(client, request.content.ljust(2001), **shop)
-        assert large.status_code == 413 and "2,000 bytes" in large.text
-        packed = gzip.compress(request.content.ljust(2001))
-        large = request.send_content(client, packed, content_encoding="gzip", **shop)
         assert large.status_code == 413 and "2,000 bytes" in large.text
         long = case.say(client, "x" * 120, **HEADERS["bank"])
         assert long.status_code == 413 and "your limit is 100" in long.text

@@ -5,7 +5,6 @@ and the sums of their metrics.
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import time
 from pathlib import Path
@@ -187,20 +186,6 @@ def test_every_method_is_answered_as_by_one_server(cluster: LocalCluster) -> Non
     with cluster.client() as client:
         for path in PATHS:
             check_path(client, path, "greeting")
-
-
-def test_a_packed_body_is_passed_on_as_it_was_before(cluster: LocalCluster) -> None:
-    content = json.dumps(body(VIOLATES)).encode()
-    packed = {"content-type": "application/json", "content-encoding": "gzip"}
-    with cluster.client() as client:
-        plain = client.post("/v1/check", json=body(VIOLATES))
-        answer = client.post("/v1/check", content=gzip.compress(content), headers=packed)
-        assert answer.json()["verdict"] == plain.json()["verdict"] == "violation"
-        assert answer.headers[REPLICA] == plain.headers[REPLICA]
-        bomb = client.post("/v1/check", content=gzip.compress(bytes(2**25)), headers=packed)
-        assert (bomb.status_code, bomb.json()["verdict"]) == (413, "unjudged")
-        packed["content-encoding"] = "br"
-        assert client.post("/v1/check", content=content, headers=packed).status_code == 415
 
 
 def test_a_watching_cluster_serves_what_is_trained_again_by_itself(
