@@ -135,7 +135,7 @@ eval: $(ready) ##   trained rules, the LLM judge and a bag of words -> quality t
 	$(python) -m eval.run --rule '$(RULE)' --model $(MODEL) $(call option,method,$(METHOD)) \
 		$(call option,seeds,$(SEEDS)) $(call flag,force,$(FORCE))
 
-of_every_bench = --model '$(MODEL)' $(call flag,quick,$(QUICK)) $(call flag,force,$(FORCE))
+of_every_bench = --model '$(MODEL)' $(call flag,quick,$(QUICK))
 
 serve: $(ready) ##   the latency benchmark (the server is make up): 1 to 100 rules on one conversation -> table, runs/latency.json (half an hour without QUICK=1)
 	$(python) -m serve.bench latency $(of_every_bench)

@@ -152,9 +152,7 @@ STAGES = {
     ],
     "serve QUICK=0": [f"serve.bench latency {TINY}"],
     "bench": ["serve.bench"],
-    "bench NAME=latency FORCE=1 'OPTIONS=--repeats 1'": [
-        f"serve.bench 'latency' {TINY} --force --repeats 1"
-    ],
+    "bench NAME=latency 'OPTIONS=--repeats 1'": [f"serve.bench 'latency' {TINY} --repeats 1"],
     "up RULE=all": ["serve.up --model tiny"],
     "up RULE=a,b MERGED=1 REPLICAS=2 HOST=0.0.0.0": [
         "serve.up --model tiny --rules 'a,b' --merged --replicas '2' --host '0.0.0.0'"

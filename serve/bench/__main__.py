@@ -25,12 +25,6 @@ BENCHES: dict[str, str] = {
     "calibrate": "serve.bench.calibrate",
 }
 
-# What make gives to whichever benchmark; some have no use for one.
-FLAGS = {
-    "--quick": "a coarse grid",
-    "--force": "although nothing changed",
-}
-
 
 @exits_cleanly
 def main() -> None:
@@ -71,8 +65,7 @@ def parser_of(bench: type[BenchCommand]) -> argparse.ArgumentParser:
     parser.add_argument("--model", default="tiny", help=model)
     runs = f"where adapters are and results go (default: {Runs().root})"
     parser.add_argument("--runs", default=Runs().root, type=Path, help=runs)
-    for flag, text in FLAGS.items():
-        parser.add_argument(flag, action="store_true", help=text)
+    parser.add_argument("--quick", action="store_true", help="a coarse grid")
     bench.add_options(parser)
     return parser
 

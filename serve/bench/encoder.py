@@ -19,13 +19,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
-from guard.weights.card import read_card
 from serve.bench.engines import judged, with_room
 from serve.bench.harness import Benchmark, Cell, Repeat, Sample
 from serve.bench.report import Column
@@ -97,9 +95,6 @@ class EncoderBench(Benchmark[EncoderCell]):
         for refusal in refusals:
             print(f"left out: {refusal}", flush=True)
         return folders
-
-    def inputs(self) -> list[Any]:
-        return [read_card(folder).version for folder in itertools.chain(*self._folders.values())]
 
     def cells(self) -> list[EncoderCell]:
         rules, tokens, repeats = RULES, TOKENS, self.options.repeats

@@ -12,23 +12,19 @@ first in each repeat, so that a change of the machine's speed meets all of them.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import sys
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from tqdm import tqdm
 
 from guard.arguments import count
-from guard.errors import GuardError
-from guard.layout import Runs, fingerprint, running_code
-from guard.machine.provenance import hardware, versions
+from guard.layout import Runs
 from guard.recipe import load_recipe
 from serve.bench.report import (
     Column,
@@ -42,10 +38,6 @@ from serve.bench.report import (
     table,
     threads,
 )
-from serve.engine import CODE
-
-BENCH = Path(__file__).parent
-WITHOUT_EFFECT = ("runs", "force")  # options that change no number
 
 # Numbers that one measurement of a cell gives, by quantity; several numbers are pooled.
 Sample = Mapping[str, float | Sequence[float]]
@@ -149,36 +141,22 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
     def measure(self, cell: SomeCell, repeat: Repeat) -> Sample:
         """Measure a cell once."""
 
-    def inputs(self) -> list[Any]:
-        """What its numbers depend on besides code, machine, recipe and options."""
-        return []
-
     def notes(self, report: GridReport) -> list[str]:
         """Sentences below the table."""
         return []
 
     def main(self) -> None:
-        """Measure, unless nothing has changed since; publish the report."""
-        inputs = self._fingerprint()
-        report = self._kept(inputs)
-        if report is None or self.options.force:
-            report = self.run(inputs)
-        else:
-            print(f"nothing changed since {self.path} was measured; FORCE=1 measures again")
-        self.publish(report)
-
-    def run(self, inputs: str) -> GridReport:
-        """Measure all cells. `inputs`: the fingerprint, from before."""
+        """Measure all cells, and publish the report."""
         grid = _Grid(self)
         grid.measure()
-        return GridReport(
+        report = GridReport(
             **origin(self.recipe),
             benchmark=self.name,
-            inputs=inputs,
             threads=threads(),
             engine=engine_settings(self.recipe),
             rows=tuple(grid.rows()),
         )
+        self.publish(report)
 
     def publish(self, report: GridReport) -> None:
         """Write the report, and print the table."""
@@ -188,25 +166,6 @@ class Benchmark(BenchCommand, Generic[SomeCell]):
             print(line)
         print(f"peak memory: {report.peak_memory_mib:,.0f} MiB")
         print(f"written: {self.path}")
-
-    def _fingerprint(self) -> str:
-        """The fingerprint of all that the numbers depend on."""
-        options = dict(vars(self.options))
-        for name in WITHOUT_EFFECT:
-            del options[name]
-        module = Path(sys.modules[type(self).__module__].__file__ or __file__)
-        code = running_code((*CODE, *sorted(BENCH.rglob("*.py")), module))
-        machine = hardware(), versions(), threads()
-        made_with = self.recipe.model_dump(), self.recipe.base_revision, options, self.inputs()
-        return fingerprint(self.name, *made_with, *machine, code)
-
-    def _kept(self, inputs: str) -> GridReport | None:
-        """The report that is there, if it is of these inputs."""
-        with contextlib.suppress(OSError, ValueError, GuardError):  # none of this version
-            report = GridReport.load(self.path)
-            if report.inputs == inputs:
-                return report
-        return None
 
 
 class _Grid(Generic[SomeCell]):

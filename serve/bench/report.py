@@ -96,10 +96,9 @@ class BenchReport(Strict):
 
 
 class GridReport(BenchReport):
-    """The report of a grid of cells. `inputs`: a fingerprint of all that the numbers depend on."""
+    """The report of a grid of cells."""
 
     benchmark: str
-    inputs: str
     threads: int  # of an engine
     engine: dict[str, str]  # the recipe's arguments
     rows: tuple[MeasuredRow, ...]

@@ -41,7 +41,7 @@ def test_an_unknown_name_is_an_error_with_the_nearest_one(
 def test_every_benchmark_takes_what_make_gives(capsys: CaptureFixture[str]) -> None:
     for name in BENCHES:
         parser = parser_of(bench_named(name))
-        options = parser.parse_args(["--model=tiny", "--quick", "--force"])
+        options = parser.parse_args(["--model=tiny", "--quick"])
         assert (options.runs, options.model, options.quick) == (ROOT / "runs", "tiny", True)
         assert parser.parse_args([]).quick is False
     for word in ("--rule=a", "--repeats=0", "--repeats=two"):

@@ -1,17 +1,15 @@
-"""The harness: cells in turns, spreads and ratios, and what is measured again."""
+"""The harness: cells in turns, spreads and ratios."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from pytest import CaptureFixture, MonkeyPatch
+from pytest import CaptureFixture
 
 from guard.errors import GuardError
-from serve.bench import harness
 from serve.bench.harness import Repeat
 from serve.bench.report import GridReport
-from serve.engine import CODE
 from tests.serve.bench.toy_bench import ToyCell, toy_bench
 
 
@@ -29,7 +27,7 @@ def test_compared_cells_take_turns(tmp_path: Path) -> None:
     assert all(by_block[size, repeat.number] == repeat.seed for size, repeat in seeds)
     assert len(set(by_block.values())) == len(by_block) == 9
     assert {repeat.of for _, repeat in seeds} == {3}
-    bench = toy_bench(tmp_path, "--force")
+    bench = toy_bench(tmp_path)
     bench.cells = lambda: [  # type: ignore[method-assign]
         ToyCell(size=1, server=server, repeats=3) for server in ("slow", "fast", "third")
     ]
@@ -56,48 +54,12 @@ def test_rows_have_spreads_over_the_repeats_and_ratios_within_them_and_are_publi
     assert "A note." in printed and "peak memory" in printed
 
 
-def test_what_has_not_changed_is_not_measured_again(
-    tmp_path: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
-) -> None:
-    def measures(*words: str, weights: str = "first") -> bool:
-        bench = toy_bench(tmp_path, *words, weights=weights)
-        bench.main()
-        assert ("nothing changed" in capsys.readouterr().out) == (not bench.log)
-        return bool(bench.log)
-
-    assert measures() and not measures() and measures("--force")
-    assert measures("--repeats", "3") and measures()
-    assert measures("--quick") and not measures(), "a coarse run replaced the full report"
-    assert measures(weights="second") and measures()
-    with monkeypatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "7")
-        assert measures()
-    assert measures()
-    for name, value in (("versions", {"vllm": "9.9"}), ("hardware", "another")):
-        with monkeypatch.context() as patch:
-            patch.setattr(harness, name, lambda value=value: value)
-            assert measures()
-    assert measures()
-    (tmp_path / "toy_bench.json").write_text('{"model": "tiny"}')
-    assert measures() and not measures()
-
-
-def test_a_report_depends_on_all_code(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
-    asked: list[tuple[Path, ...]] = []
-    monkeypatch.setattr(harness, "running_code", lambda files: asked.append(files) or "code")
-    toy_bench(tmp_path).main()
-    files = set(asked[0])
-    assert set(CODE) < files and Path(__file__).with_name("toy_bench.py") in files
-    own = {"harness.py", "report.py", "latency.py", "prompts.py", "adapters.py"}
-    assert own <= {file.name for file in files}
-
-
 def test_an_error_ends_it_and_what_was_measured_before_stays(tmp_path: Path) -> None:
     def fail(cell: ToyCell, repeat: Repeat) -> None:
         raise GuardError("the engine has ended")
 
     toy_bench(tmp_path).main()
-    bench = toy_bench(tmp_path, "--force")
+    bench = toy_bench(tmp_path)
     bench.on_measure = fail
     with pytest.raises(GuardError, match="the engine has ended"):
         bench.main()

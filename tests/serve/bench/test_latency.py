@@ -158,11 +158,10 @@ def test_a_grid_is_measured_on_the_real_engine_with_as_many_adapters_as_rules(
 @pytest.mark.slow
 def test_frozen_heads_read_a_conversation_once_and_adapters_once_each(tmp_path: Path) -> None:
     runs = Runs(tmp_path)
-    rule = save_encoder_rule(runs.adapter("minilm", "toy", "lora"), seed=1)
+    save_encoder_rule(runs.adapter("minilm", "toy", "lora"), seed=1)
     save_encoder_head(runs.adapter("minilm", "toy", "head"), seed=1)
     eager = recipe().model_copy(update={"engine": recipe().engine | {"enforce_eager": True}})
     bench: EncoderBench = bench_on("encoder", tmp_path, recipe=eager)
-    inputs = bench.inputs()
     bench.cells = lambda: [  # type: ignore[method-assign]
         EncoderCell(tokens=80, rules=rules, method=method, repeats=2)
         for rules in (1, 3)
@@ -179,8 +178,6 @@ def test_frozen_heads_read_a_conversation_once_and_adapters_once_each(tmp_path: 
     assert computed["head", 3] == computed["head", 1] == one
     assert {row.median("forward_passes") for row in report.rows} == {1}  # three adapters in a batch
     assert all(row.measured["wall_ms"].min > 0 for row in report.rows)
-    save_encoder_rule(rule, seed=2)
-    assert bench.inputs() != inputs
 
 
 def test_a_rule_that_is_refused_stops_the_benchmark() -> None:

@@ -43,7 +43,6 @@ class ToyBench(Benchmark[ToyCell]):
     ratios = (Ratio("over_fast", "wall_ms", "fast"),)
     log: list[Any]  # the cells that were started, and what was measured
     on_measure: Callable[[ToyCell, Repeat], None]
-    weights = "first"
 
     def cells(self) -> list[ToyCell]:
         cells: list[ToyCell] = []
@@ -51,9 +50,6 @@ class ToyBench(Benchmark[ToyCell]):
             for server, repeats in (("slow", 1), ("fast", self.options.repeats)):
                 cells.append(ToyCell(size=size, server=server, repeats=repeats))
         return cells
-
-    def inputs(self) -> list[Any]:
-        return [self.weights]
 
     @contextlib.contextmanager
     def started(self, cells: Sequence[ToyCell]) -> Iterator[None]:
@@ -72,10 +68,10 @@ class ToyBench(Benchmark[ToyCell]):
         return ["A note."]
 
 
-def toy_bench(runs: Path, *words: str, weights: str = "first") -> ToyBench:
+def toy_bench(runs: Path, *words: str) -> ToyBench:
     """A toy whose results go to `runs`."""
     bench = ToyBench(parser_of(ToyBench).parse_args(["--runs", str(runs), *words]))
-    bench.log, bench.on_measure, bench.weights = [], lambda *_: None, weights
+    bench.log, bench.on_measure = [], lambda *_: None
     return bench
 
 
