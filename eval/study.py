@@ -86,12 +86,8 @@ class StudyReport(Strict):
         largest = self.study.sizes[-1]
         return [it.method for it in self.figures if it.minus is None and it.rows == largest]
 
-    def figure(self, rows: int, method: str, minus: str | None = None) -> StudyFigure:
-        """The figure at one place of the table. Raises KeyError for one that is not measured."""
-        return self._by_place[rows, method, minus]
-
     @property
-    def _by_place(self) -> dict[tuple[int, str, str | None], StudyFigure]:
+    def by_place(self) -> dict[tuple[int, str, str | None], StudyFigure]:
         return {(it.rows, it.method, it.minus): it for it in self.figures}
 
     def as_markdown(self) -> str:
@@ -107,7 +103,7 @@ class StudyReport(Strict):
             if minus is not None:
                 name += f" minus {label_of(minus)}"
             places = [(size, method, minus) for size in self.study.sizes]
-            rows.append([name, *(str(self._by_place.get(place, "-")) for place in places)])
+            rows.append([name, *(str(self.by_place.get(place, "-")) for place in places)])
         table = markdown_table([label, *(f"{size:,}" for size in self.study.sizes)], rows)
         bold = "Bold: the interval of the paired difference excludes 0."
         seeds = len(self.study.of_size(self.study.sizes[0]))

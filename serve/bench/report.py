@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from guard.files.atomic import atomic_write
-from guard.files.yaml_file import Strict, validate
+from guard.files.yaml_file import Strict
 from guard.machine.device import usable_cores
 from guard.machine.provenance import Provenance, peak_memory_mib, provenance
 from guard.method import METHODS
@@ -76,13 +76,6 @@ class BenchReport(Strict):
     model: str
     peak_memory_mib: float  # resident, of the process that measured
 
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read the file. Raises GuardError if it is not one of this version, OSError or ValueError
-        if it is no JSON file.
-        """
-        return validate(json.loads(path.read_text(encoding="utf-8")), cls, where=path)
-
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         content = json.dumps(self.model_dump(mode="json"), indent=1)
@@ -102,9 +95,6 @@ class GridReport(BenchReport):
     threads: int  # of an engine
     engine: dict[str, str]  # the recipe's arguments
     rows: tuple[MeasuredRow, ...]
-
-    def find(self, **cell: Value) -> list[MeasuredRow]:
-        return [row for row in self.rows if cell.items() <= row.cell.items()]
 
     @property
     def caption(self) -> str:

@@ -98,9 +98,9 @@ def test_every_method_and_size_is_measured(reported: tuple[StudyWorld, StudyRepo
         for step, rows in enumerate((20, 40)):
             # Each of the wrong rows stands below all allowed ones, the others above.
             right = (12 - (wrong - step)) / 12
-            assert report.figure(rows, method).mean == pytest.approx(right)
-            assert report.figure(rows, method).by_seed == pytest.approx((right, right))
-    assert report.figure(20, "bag_of_words").mean == 1.0
+            assert report.by_place[rows, method, None].mean == pytest.approx(right)
+            assert report.by_place[rows, method, None].by_seed == pytest.approx((right, right))
+    assert report.by_place[20, "bag_of_words", None].mean == 1.0
     kept = made.folder / "toy.json"
     assert validate(json.loads(kept.read_text()), StudyReport, where=kept) == report
     text = " ".join(kept.with_suffix(".md").read_text().split())
@@ -109,7 +109,7 @@ def test_every_method_and_size_is_measured(reported: tuple[StudyWorld, StudyRepo
     assert "| LoRA | 0.833 [" in text
     pairs = {(it.method, it.minus) for it in report.figures if it.minus is not None}
     assert pairs == {("lora", "bag_of_words"), ("alora", "bag_of_words"), ("alora", "lora")}
-    difference = report.figure(20, "alora", minus="lora")
+    difference = report.by_place[20, "alora", "lora"]
     assert difference.mean == pytest.approx(-4 / 12)
     assert str(difference).startswith("**-0.333 [")
     no_difference = difference.model_copy(update={"ci95": (-0.6, 0.1)})
@@ -122,8 +122,8 @@ def test_several_bases_stand_side_by_side(curve: StudyWorld) -> None:
     curve.write({"lora": 4})
     report = report_study(curve.folder, [toy, curve.world.recipe], curve.world.rules)
     assert report.methods == ["bag_of_words", "toy/lora", "toy/alora", "second/lora"]
-    assert report.figure(20, "toy/lora").mean == pytest.approx(10 / 12)
-    assert report.figure(20, "second/lora").mean == pytest.approx(8 / 12)
+    assert report.by_place[20, "toy/lora", None].mean == pytest.approx(10 / 12)
+    assert report.by_place[20, "second/lora", None].mean == pytest.approx(8 / 12)
     text = (curve.folder / "toy_second.md").read_text()
     assert "on toy and second" in text and "second LoRA minus toy LoRA" in text
 
@@ -146,8 +146,8 @@ def test_no_rows_are_what_the_reader_answers(curve: StudyWorld) -> None:
     points = (*zero, *curve.study.points)
     curve.study.model_copy(update={"data": "rows.csv", "points": points}).save(curve.folder)
     report = report_study(curve.folder, [recipe], curve.world.rules)
-    assert report.figure(0, "alora").mean == pytest.approx(6 / 12)
-    assert report.figure(20, "alora").mean == pytest.approx(10 / 12)
+    assert report.by_place[0, "alora", None].mean == pytest.approx(6 / 12)
+    assert report.by_place[20, "alora", None].mean == pytest.approx(10 / 12)
     assert report.methods == ["bag_of_words", "lora", "alora"]
     text = " ".join(report.as_markdown().split())
     assert "| LoRA | - | 0." in text and "| aLoRA | 0.500 [" in text

@@ -9,8 +9,7 @@ from pytest import CaptureFixture
 
 from guard.errors import GuardError
 from serve.bench.harness import Repeat
-from serve.bench.report import GridReport
-from tests.serve.bench.toy_bench import ToyCell, toy_bench
+from tests.serve.bench.toy_bench import ToyCell, reported, toy_bench
 
 
 def test_compared_cells_take_turns(tmp_path: Path) -> None:
@@ -40,8 +39,8 @@ def test_rows_have_spreads_over_the_repeats_and_ratios_within_them_and_are_publi
     tmp_path: Path, capsys: CaptureFixture[str]
 ) -> None:
     toy_bench(tmp_path / "new").main()
-    report = GridReport.load(tmp_path / "new" / "toy_bench.json")
-    (slow,), (fast,) = report.find(size=2, server="slow"), report.find(size=2, server="fast")
+    rows = reported(tmp_path / "new" / "toy_bench.json").rows
+    slow, fast = (row for row in rows if row.cell["size"] == 2)
     assert (slow.repeats, fast.repeats) == (1, 2)
     wall_ms = fast.measured["wall_ms"]
     assert (wall_ms.median, wall_ms.min, wall_ms.max) == (2.5, 2.0, 3.0)
@@ -63,4 +62,4 @@ def test_an_error_ends_it_and_what_was_measured_before_stays(tmp_path: Path) -> 
     bench.on_measure = fail
     with pytest.raises(GuardError, match="the engine has ended"):
         bench.main()
-    assert GridReport.load(tmp_path / "toy_bench.json").rows
+    assert reported(tmp_path / "toy_bench.json").rows

@@ -18,11 +18,10 @@ from serve.bench.encoder import LARGEST_CELL, EncoderBench, EncoderCell
 from serve.bench.engines import judged
 from serve.bench.harness import Repeat
 from serve.bench.latency import BASE, LOWER_BOUND, LatencyBench, LatencyCell, spread_length
-from serve.bench.report import GridReport
 from serve.engine import Check, Refusal
 from serve.engine.score import EngineCounters, Score, ScoreRequest
 from tests.serve.bench.small_engine import small_recipe
-from tests.serve.bench.toy_bench import bench_on
+from tests.serve.bench.toy_bench import bench_on, reported
 from tests.serve.cards import RULE_TEXTS
 from tests.serve.encoder_rules import recipe, save_encoder_head, save_encoder_rule
 
@@ -140,8 +139,8 @@ def test_a_grid_is_measured_on_the_real_engine_with_as_many_adapters_as_rules(
     bench.cells = lambda: [LatencyCell(tokens=100, rules=2, mode=mode, repeats=2) for mode in MODES]
     bench.main()
     assert "with 4 adapters" in capsys.readouterr().out
-    report = GridReport.load(tmp_path / "latency.json")
-    row = {mode: report.find(tokens=100, mode=mode)[0] for mode in MODES}
+    report = reported(tmp_path / "latency.json")
+    row = {row.cell["mode"]: row for row in report.rows}
     cached = {mode: row[mode].median("cached_tokens") for mode in MODES}
     computed = {mode: row[mode].median("computed_tokens") for mode in MODES}
     assert cached["lora"] == 0 < cached[BASE] < cached["alora"]
@@ -168,7 +167,7 @@ def test_frozen_heads_read_a_conversation_once_and_adapters_once_each(tmp_path: 
         for method in ("lora", "head")
     ]
     bench.main()
-    report = GridReport.load(tmp_path / "encoder_bench.json")
+    report = reported(tmp_path / "encoder_bench.json")
     computed = {
         (row.cell["method"], row.cell["rules"]): row.median("computed_tokens")
         for row in report.rows

@@ -81,3 +81,7 @@ def bench_on(name: str, runs: Path, *words: str, recipe: Recipe | None = None) -
     with MonkeyPatch.context() as patch:
         patch.setattr("serve.bench.harness.load_recipe", lambda _: recipe or small_recipe())
         return kind(parser_of(kind).parse_args(["--runs", str(runs), *words]))
+
+
+def reported(path: Path) -> GridReport:
+    return GridReport.model_validate_json(path.read_text())
