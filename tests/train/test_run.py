@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +25,7 @@ from guard.calibrate import calibrate
 from guard.conversation.example import SPLITS
 from guard.errors import GuardError
 from guard.home import ROOT
-from guard.layout import Runs, fingerprint, is_current
+from guard.layout import fingerprint, is_current
 from guard.method import METHODS, PEFT_CONFIG, PEFT_WEIGHTS, WORDS
 from guard.prompt.builders import prompt_builder
 from guard.rule import MANIFEST_KEY, text_hash
@@ -49,10 +46,8 @@ from tests.train.conftest import (
 )
 from train import run as train_run
 from train.adapter.trained import TrainedAdapter
-from train.adapter.trl import VerdictTrainer, whole_checkpoint
 from train.job import LOCK, Job
 from train.methods import TRAINERS, TrainingWork
-from train.prefix.member import CHECKPOINT, Member
 from train.run import claimed_jobs, finish, outdated_jobs, run, see_one_gpu
 from train.run import train as train_work
 from train.study import train_study
@@ -135,41 +130,6 @@ def test_plain_peft_gives_the_logits_written(learned: Job, toy_base: Path) -> No
         written = json.loads(line)
         assert (written["id"], written["split"]) == (row.id, row.split)
         assert written["logit"] == pytest.approx(expected, abs=1e-4)
-
-
-@pytest.mark.slow
-def test_a_run_killed_in_its_second_epoch_resumes_to_the_weights_of_an_uninterrupted_one(
-    learned: Job, rules: Path, tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
-    job = replace(learned, runs=Runs(tmp_path / "killed"))
-    shutil.copytree(learned.data, job.data)
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(command(job, rules), cwd=ROOT, **quiet)  # type: ignore[call-overload]
-    try:
-        deadline = time.monotonic() + 300
-        while resumable_step(job) < 20:
-            assert process.poll() is None, "ended before its second epoch"
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-    finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-    assert not job.folder.exists()
-
-    done = resumable_step(job)
-    steps = calls_of(monkeypatch, VerdictTrainer, "training_step")
-    updates = calls_of(monkeypatch, Member, "update")
-    train(job, rules)
-    assert len(steps) + len(updates) == 48 - done
-    assert (job.folder / PEFT_WEIGHTS).read_bytes() == (learned.folder / PEFT_WEIGHTS).read_bytes()
-
-
-def resumable_step(job: Job) -> int:
-    """The last step that an interrupted run would not do again."""
-    if (job.scratch / CHECKPOINT).is_file():
-        return int(torch.load(job.scratch / CHECKPOINT, weights_only=True)["step"])
-    last = whole_checkpoint(job.scratch) if job.scratch.is_dir() else None
-    return int(last.rsplit("-", 1)[1]) if last else 0
 
 
 @pytest.fixture

@@ -134,17 +134,6 @@ def answering(*replies: Reply, last: Reply = YES) -> Callable[[int, int], Reply]
     return lambda number, before: replies[before] if before < len(replies) else last
 
 
-def test_judge_tries_again_after_faults(ask: Ask, endpoint: Endpoint) -> None:
-    """All faults: tests/guard/test_endpoint.py. The latency is that of the last attempt."""
-    slow = Reply(status=503, delay_s=0.5)
-    endpoint.reply = answering(Reply(raw='{"choices": ['), slow, Reply(delay_s=2))
-    (row,) = ask(1, timeout_s=1)
-    assert row.violates and endpoint.asked(0) == 4
-    assert row.latency_ms < 500
-    with pytest.raises(GuardError, match="ConnectError"):
-        ask(1, base_url="http://127.0.0.1:9/v1")
-
-
 def test_it_waits_as_long_as_the_endpoint_says(ask: Ask, endpoint: Endpoint) -> None:
     arrivals: list[float] = []
 
