@@ -29,7 +29,6 @@ ONLY_OF_INGRESS = ("guard_request_seconds",)
 LARGEST = ("guard_rules_served", "guard_rule_info", "process_start_time_seconds")
 CREATED = "_created"  # the time at which counting began, which is not summed
 COUNTS = ("counter", "histogram")
-MAX_GONE = 64  # replicas that may come back; those that were gone before them are added up
 
 SampleKey = tuple[str, tuple[tuple[str, str], ...]]  # a sample's name and labels
 
@@ -39,17 +38,12 @@ class SummedMetrics:
 
     def __init__(self) -> None:
         self._last: dict[str, list[Metric]] = {}  # by replica
-        self._long_gone: list[Metric] = []
 
     def families(self, expositions: Mapping[str, str]) -> list[Metric]:
         """The families of the replicas of these names, added up."""
         for replica, text in expositions.items():
-            self._last.pop(replica, None)  # so that those that answered last are the last
             self._last[replica] = _families(text)
-        gone = [replica for replica in self._last if replica not in expositions]
-        for replica in gone[:-MAX_GONE]:
-            self._long_gone = _summed([*self._long_gone, *_counts(self._last.pop(replica))])
-        counted = list(self._long_gone)
+        counted: list[Metric] = []
         for replica, families in self._last.items():
             counted += families if replica in expositions else _counts(families)
         replicas = GaugeMetricFamily("guard_replicas", "Replicas that answer.", len(expositions))

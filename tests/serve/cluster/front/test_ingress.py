@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.parser import text_string_to_metric_families
 from pytest import MonkeyPatch
 
-from serve.cluster.front.probes import MAX_GONE, SummedMetrics, merged
+from serve.cluster.front.probes import SummedMetrics, merged
 from serve.cluster.messages import RelayedRequest, RelayedResponse
 from tests.serve.api.input.every_method import PATHS, check_path
 from tests.serve.api.streaming import OpenStream, streamed
@@ -258,13 +258,3 @@ def test_what_a_replica_counted_stays_when_it_is_gone_and_its_sizes_go() -> None
     found = samples(sums, a=exposition(4, 1), b=b, c=exposition(1, 0))
     assert found["guard_checks_total allow"] == 108, "one that missed a scrape is counted once"
     assert found["guard_ready"] == 2
-
-
-def test_of_many_that_are_gone_the_last_may_come_back() -> None:
-    sums, one = SummedMetrics(), exposition(1, 1)
-    samples(sums, first=one)
-    for number in range(2 * MAX_GONE):
-        samples(sums, **{"first": one, f"replica {number}": one})
-    for replica in ("last", "first", "last"):
-        found = samples(sums, **{replica: one})
-        assert found["guard_checks_total allow"] == 102 + 2 * MAX_GONE
