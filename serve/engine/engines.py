@@ -224,20 +224,15 @@ class GuardEngines:
 
     def restart(self, on_load: Callable[[], None] = lambda: None) -> None:
         """Close the engines and start others: every rule from the folder that served it last, by
-        the weights that are there now. `on_load` is called before each try, and before each rule
-        that is loaded by itself. If they do not start so, rules whose files cannot be served are
-        left out (`_selections`), and those that can be served beside the rest are added. Raises
-        GuardError if they do not start with any selection, and what adding a rule raises if an
-        engine is dead of it; it may be tried again.
+        the weights that are there now. `on_load` is called before each try. If they do not start
+        so, rules whose files cannot be served are left out, and the log says why. Raises GuardError
+        if they do not start so either; it may be tried again.
         """
         self._bury()
         started = self._start_with_most(on_load)
         self._left_out = dict(self._folders)
         for rule in started:
             del self._left_out[rule]
-        for rule, folder in list(self._left_out.items()):
-            on_load()
-            self._add_or_leave_out(rule, folder)
 
     def close(self) -> None:
         """Give the memory of all engines back, also where closing one raises."""
@@ -308,42 +303,24 @@ class GuardEngines:
         raise failure
 
     def _selections(self) -> Iterator[dict[str, Path]]:
-        """The folders to start with: all; the admitted; of these those that have not changed."""
+        """The folders to start with: all, else those that are admitted."""
         yield self._folders
-        sound: dict[str, Path] = {}
-        unchanged: dict[str, Path] = {}
+        admitted = dict(self._folders)
         for rule, folder in self._folders.items():
-            card = self._admitted_card(rule, folder)
-            if card is not None:
-                sound[rule] = folder
-            if card is not None and card == self._cards.get(rule):
-                unchanged[rule] = folder
-        if 0 < len(sound) < len(self._folders):
-            yield sound
-        if 0 < len(unchanged) < len(sound):
-            yield unchanged
-
-    def _admitted_card(self, rule: str, folder: Path) -> Card | None:
-        """The card of the folder; None if no engine like those so far would admit it."""
-        for requirements in self._requirements.values():
-            with contextlib.suppress(GuardError, OSError):
-                card = requirements.admit(rule, folder).card
-                check_rule(card, rule, folder)
-                return card
-        return None
-
-    def _add_or_leave_out(self, rule: str, folder: Path) -> None:
-        """Serve a rule beside the others. Raises what that raises if an engine is dead of it."""
-        try:
-            check_rule(read_card(folder), rule, folder)
-            self.serve(rule)
-        except Exception as error:  # vLLM's, too
-            if not self.is_usable:
-                raise
-            if isinstance(error, GuardError):
+            try:
+                self._check_admitted(rule, folder)
+            except (GuardError, OSError) as error:
                 log.error("the rule %s is left out: %s", rule, error)
-            else:  # its words may quote a value
-                log.exception("the rule %s is left out", rule)
+                del admitted[rule]
+        if 0 < len(admitted) < len(self._folders):
+            yield admitted
+
+    def _check_admitted(self, rule: str, folder: Path) -> None:
+        """Raise GuardError or OSError if no engine like those so far would admit the folder."""
+        card = read_card(folder)
+        check_rule(card, rule, folder)
+        bases = {model: (of.base, of.base_revision) for model, of in self._requirements.items()}
+        self._requirements[model_of(card, folder, bases)].admit(rule, folder)
 
 
 def model_of(card: Card, folder: Path, bases: Mapping[str, tuple[str, str]]) -> str:
