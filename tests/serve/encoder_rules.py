@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.numpy import load_file, save_file
-from transformers import AutoModel, AutoModelForTokenClassification
+from transformers import AutoModelForTokenClassification
 
 from guard.conversation.example import Message
 from guard.method import METHODS, WORDS
@@ -118,12 +118,6 @@ def reference_model(folder: Path, base_path: str) -> Any:
     if not (folder / METHODS["head"].weights).is_file():
         return PeftModel.from_pretrained(model, str(folder)).eval()
     model.classifier = torch.nn.Identity()
-    return model
-
-
-@functools.cache
-def frozen_encoder() -> torch.nn.Module:
-    model: torch.nn.Module = AutoModel.from_pretrained(recipe().base_path).eval()
     return model
 
 

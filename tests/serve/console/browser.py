@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import re
@@ -69,10 +68,6 @@ class Browser:
         violations = self._ask("/execute/async", script=script, args=[])
         grave = [fault for fault in violations if fault["impact"] in ("serious", "critical")]
         return [json.dumps([fault["id"], fault["nodes"][0]["html"]]) for fault in grave]
-
-    def picture(self, file: Path) -> None:
-        content = self._client.get(f"{self._session}/screenshot").json()["value"]
-        file.write_bytes(base64.b64decode(content))
 
     def _element(self, selector: str) -> str:
         reference = self._ask("/element", using="css selector", value=selector)[ELEMENT]
