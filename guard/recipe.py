@@ -74,7 +74,7 @@ class MethodSettings(Strict):
     lora: dict[str, Any] = Field(default_factory=dict)
     trainer: dict[str, Any] = Field(default_factory=dict)
     head: dict[str, Any] | None = None
-    early_stopping_patience: int | None = Field(default=None, ge=1)  # in epochs or evaluations
+    early_stopping_patience: int | None = Field(default=None, ge=1)  # in evaluations of an encoder
     min_steps: int | None = Field(default=None, ge=1)
 
 
@@ -166,7 +166,7 @@ class Recipe(Strict):
         for name in self.methods:
             if METHODS[name].acts_from not in kind.acts_from:
                 raise ValueError(f"no method of `kind: {self.kind}`: {name}")
-            self._check_start(name)
+            self._check_settings(name)
         if self.rule_turn not in kind.rule_turns:
             turns = " or ".join(kind.rule_turns)
             raise ValueError(f"`kind: {self.kind}` needs `rule_turn: {turns}`")
@@ -180,8 +180,10 @@ class Recipe(Strict):
             raise ValueError("an encoder keeps no keys and values: leave out serving_memory")
         return self
 
-    def _check_start(self, method: str) -> None:
+    def _check_settings(self, method: str) -> None:
         settings = self.methods[method]
+        if settings.early_stopping_patience and self.kind == "decoder":
+            raise ValueError(f"{method}: early_stopping_patience is for encoders")
         may_start = self.reader and method == "alora" and settings.head is not None
         if settings.start and not may_start:
             raise ValueError(f"{method}: only an aLoRA with `head` starts as the `reader`")

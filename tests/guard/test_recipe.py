@@ -83,6 +83,7 @@ MISTAKES = [
     ("context_tokens", "context_token", "unknown key 'context_token'. Did you mean"),
     ("trainer: {learning", "trainr: {learning", "unknown key 'methods.lora.trainr'"),
     ("alora: {", "alora: {start: reader, ", "only an aLoRA with `head` starts as"),
+    ("alora: {", "alora: {early_stopping_patience: 2, ", "early_stopping_patience is for enc"),
     ("name: toy", "name: tiny", r"name differs from the file's name \(got tiny\)"),
     ("methods:", "engine: {dtype: auto}\nmethods:", "dtype: one of .*, float16, got 'auto'"),
     *map(of_another_base, ["model: someone/other", "revision: other", "hf_config_path: other"]),

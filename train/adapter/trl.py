@@ -30,11 +30,9 @@ from guard.errors import GuardError
 from guard.prompt.decoder import PromptBuilder
 from train.adapter.load import load_base
 from train.adapter.settings import lora_config, steps_per_epoch, total_steps, trainer_config
-from train.adapter.steps import EarlyStopping, LengthGrouped, Progress
-from train.adapter.trained import verdict_logits
+from train.adapter.steps import LengthGrouped, Progress
 from train.base import load_served_base, pinned, refusals
 from train.batch import BATCH_TOKENS, LAST_POSITION, PROMPT_TENSORS, by_length, left_padded
-from train.calibration.validation import validation_loss
 from train.examples import Row, Rows
 from train.job import Job
 
@@ -47,8 +45,6 @@ def fit(job: Job, data: Rows) -> PeftModel:
     checkpoint = whole_checkpoint(job.scratch)
     if checkpoint:
         print(f"{job.name}: resumes at {Path(checkpoint).name}", flush=True)
-    else:
-        EarlyStopping.discard(job.scratch)
     trainer = _trl_trainer(job, data)
     trainer.train(resume_from_checkpoint=checkpoint)
     trained = cast(PeftModel, trainer.accelerator.unwrap_model(trainer.model))
@@ -63,8 +59,6 @@ def _trl_trainer(job: Job, data: Rows) -> VerdictTrainer:
     per_epoch = steps_per_epoch(config, len(data.train))
     config.max_steps = total_steps(config, len(data.train), job.min_steps)
     callbacks: list[TrainerCallback] = [StepBar(job.name, per_epoch)]
-    if job.patience:
-        callbacks.append(StopEarly(job, data.validation, job.patience, per_epoch))
     with refusals("PEFT or TRL", f"recipe {job.recipe.name}: methods.{job.method}"):
         trainer = VerdictTrainer(
             model=load_base(job.recipe, config.device),
@@ -79,8 +73,9 @@ def _trl_trainer(job: Job, data: Rows) -> VerdictTrainer:
         )
     trainer.remove_callback(PrinterCallback)
     # On a base of 4 bits TRL makes them bfloat16, too coarse for small steps.
-    for weight in _trainable(cast(torch.nn.Module, trainer.model)):
-        weight.data = weight.data.float()
+    for weight in cast(torch.nn.Module, trainer.model).parameters():
+        if weight.requires_grad:
+            weight.data = weight.data.float()
     return trainer
 
 
@@ -191,41 +186,12 @@ class StepBar(TrainerCallback):
         self._bar.close()
 
 
-class StopEarly(TrainerCallback):
-    """Ends training when the validation loss has long not fallen; puts the best weights back."""
-
-    def __init__(self, job: Job, validation: Sequence[Row], patience: int, per_epoch: int) -> None:
-        self._builder = job.builder
-        self._stopping = EarlyStopping(job.scratch, patience, job.min_steps)
-        self._per_epoch = per_epoch
-        self._prompts = [row.prompt for row in validation]
-        self._labels = [row.label for row in validation]
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Run before the trainer writes a checkpoint of this step."""
-        if state.global_step % self._per_epoch == 0 or state.global_step == state.max_steps:
-            model = kwargs["model"]
-            logits = verdict_logits(model, self._prompts, self._builder)
-            loss = validation_loss(logits, self._labels)
-            self._stopping.record(state.global_step, loss, _trainable(model))
-        if self._stopping.ended(state.global_step):
-            control.should_training_stop = True
-            control.should_save = False  # as after the last step
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._stopping.restore(_trainable(kwargs["model"]))
-
-
 def _on_served_base(job: Job, trained: PeftModel, device: torch.device) -> PeftModel:
     base = load_served_base(job.recipe, device)
     served = cast(PeftModel, get_peft_model(base, lora_config(job)))
     weights = get_peft_model_state_dict(trained, save_embedding_layers=False)
     set_peft_model_state_dict(served, weights)
     return served
-
-
-def _trainable(model: torch.nn.Module) -> list[torch.nn.Parameter]:
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def _dataset(rows: Sequence[Row], builder: PromptBuilder) -> Dataset:

@@ -86,8 +86,8 @@ class Fleet:
                     bar.update(math.isfinite(loss))
                     bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
         for member in self.members:
-            if member.early_stopping:
-                member.early_stopping.restore(member.weights)
+            if member.best:
+                member.best.restore(member.weights)
 
     def begin(self) -> None:
         """Keep the prefixes that every epoch reads, as many as there is room for. Then continue

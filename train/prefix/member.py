@@ -20,7 +20,7 @@ from guard.files.atomic import atomic_write
 from train.adapter.settings import interval, optimizer_of, steps_per_epoch, total_steps
 from train.adapter.steps import AveragedWeights, EarlyStopping, Progress, StepBatches
 from train.adapter.trl import diverged
-from train.calibration.validation import calibrated_loss, validation_loss
+from train.calibration.validation import calibrated_loss
 from train.examples import Row, Rows
 from train.job import Job
 from train.prefix.readout import HeadInTraining
@@ -40,7 +40,7 @@ class Member:
     failure: GuardError | None = None
     head: HeadInTraining | None = None  # to be trained beside the weights
     average: AveragedWeights | None = None  # of those that answer by a head
-    early_stopping: EarlyStopping | None = None
+    best: EarlyStopping | None = None  # of a head: the weights of its start or its end
 
     def __post_init__(self) -> None:
         config = self.config
@@ -66,10 +66,8 @@ class Member:
         is_resumed = self._checkpoint.is_file()
         if not is_resumed:
             EarlyStopping.discard(job.scratch)
-        if job.patience or self.head:
-            patience = job.patience or self.steps
-            self.early_stopping = EarlyStopping(job.scratch, patience, job.min_steps)
         if self.head:
+            self.best = EarlyStopping(job.scratch, self.steps)
             self.average = AveragedWeights(self.weights)
             self.record(logits)
         if is_resumed:
@@ -81,7 +79,7 @@ class Member:
     @property
     def read(self) -> Sequence[Row]:
         """The rows that training reads in every epoch."""
-        if self.job.patience or self.answers_by_head:
+        if self.answers_by_head:
             return (*self.rows, *self.data.validation)
         return self.rows
 
@@ -97,18 +95,14 @@ class Member:
 
     @property
     def running(self) -> bool:
-        ended = self.early_stopping is not None and self.early_stopping.ended(self.step)
-        return self.failure is None and self.step < self.steps and not ended
+        return self.failure is None and self.step < self.steps
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether validation is told of this step: of each epoch's last where training may stop
-        early, else of the last one, which a head's start is compared with.
+        """Whether validation is told of this step: of the last one of a head, whose start it is
+        compared with.
         """
-        is_last = self.step == self.steps
-        if self.job.patience:
-            is_last |= self.step % self.steps_per_epoch == 0
-        return self.failure is None and self.early_stopping is not None and is_last
+        return self.head is not None and self.failure is None and self.step == self.steps
 
     def batch(self) -> list[Row]:
         return [self.rows[index] for index in self._batches.at(self.step)]
@@ -138,15 +132,12 @@ class Member:
         return nullcontext()
 
     def record(self, logits: Sequence[float]) -> None:
-        """Remember the weights as they are, if their `logits` of the validation rows are the best.
-        A head's loss counts after Platt scaling: one that is too sure may rank better.
+        """Remember a head's weights as they are, if their `logits` of the validation rows are the
+        best after Platt scaling: one that is too sure may rank better.
         """
-        assert self.early_stopping is not None
+        assert self.best is not None
         labels = [row.label for row in self.data.validation]
-        nats = validation_loss(logits, labels)
-        if self.head:
-            nats = calibrated_loss(logits, labels)
-        self.early_stopping.record(self.step, nats, self.weights)
+        self.best.record(self.step, calibrated_loss(logits, labels), self.weights)
 
     def save(self) -> None:
         """Write the checkpoint, if one is due after this step."""

@@ -18,9 +18,7 @@ from tests.train.conftest import (
     calls_of,
     data,
     largest_difference,
-    record_losses,
     weights,
-    with_settings,
 )
 from train.adapter.steps import AveragedWeights, EarlyStopping, LengthGrouped, Progress
 from train.adapter.trl import fit, whole_checkpoint
@@ -62,15 +60,6 @@ def test_a_run_killed_after_its_last_step_takes_no_other(make_job: MakeJob) -> N
     job = make_job(max_steps=10, lr_scheduler_type="constant")
     fit_twice(job)
     assert whole_checkpoint(job.scratch) == str(job.scratch / "checkpoint-5")
-
-
-@pytest.mark.slow
-def test_killed_after_it_stopped_early(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
-    """It stops at step 15, whose checkpoint is due, before an epoch's end that would be better."""
-    record_losses(monkeypatch, {8: 0.5, 16: 0.1}.__getitem__)
-    monkeypatch.setattr(EarlyStopping, "ended", lambda self, step: step >= 15)
-    job = make_job(max_steps=-1, lr_scheduler_type="constant")
-    fit_twice(with_settings(job, early_stopping_patience=1))
 
 
 def test_a_checkpoint_cut_off_while_it_was_written_is_passed_over(tmp_path: Path) -> None:

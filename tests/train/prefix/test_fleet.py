@@ -22,7 +22,7 @@ from tests.train.conftest import (
     with_settings,
 )
 from train.adapter import trl
-from train.adapter.steps import EarlyStopping, Progress
+from train.adapter.steps import Progress
 from train.job import Job
 from train.prefix import fleet, readout
 from train.prefix import trainer as shared_prefix
@@ -108,7 +108,6 @@ class Company:
 
     ranks: tuple[int, ...]
     is_alone_later: bool = False
-    patience: int | None = None
     dropout: float = 0.0
     head: dict[str, object] | None = None
 
@@ -118,7 +117,6 @@ class Company:
     [
         Company((1, 16), is_alone_later=True),
         Company((4, 16)),
-        Company((16, 16), patience=1),
         Company((16,), dropout=0.3),
         Company((4, 16), head={}),
     ],
@@ -132,8 +130,7 @@ def test_killed_adapters_go_on_in_whatever_company_to_what_they_would_have_been(
             steps = {"max_steps": 20 - 4 * seed, "save_steps": 5 - 2 * seed}
             job = make_job("alora", runs=f"{runs}{seed}", seed=seed, learning_rate=3e-3, **steps)
             job = with_lora(job, r=rank, lora_dropout=company.dropout)
-            settings = {"early_stopping_patience": company.patience, "head": company.head}
-            made.append(with_settings(job, **settings))
+            made.append(with_settings(job, head=company.head))
         return made
 
     update, done = Member.update, []
@@ -148,8 +145,7 @@ def test_killed_adapters_go_on_in_whatever_company_to_what_they_would_have_been(
         update(member, loss)
 
     # A head is averaged: its last evaluation tells of all steps.
-    best = 20 if company.head is not None else 8
-    record_losses(monkeypatch, lambda step: 0.3 if step == best else 0.4)
+    record_losses(monkeypatch, lambda step: 0.3 if step == 20 else 0.4)
     expected = fitted(*jobs("whole"))
     monkeypatch.setattr(Member, "update", killed)
     with pytest.raises(KeyboardInterrupt):
@@ -159,8 +155,7 @@ def test_killed_adapters_go_on_in_whatever_company_to_what_they_would_have_been(
     steps = [torch.load(job.scratch / CHECKPOINT)["step"] for job in left]
     assert steps == [10, 12][: len(left)]
     found = [fitted(job)[0] for job in left] if company.is_alone_later else fitted(*left)
-    # The first epoch was the best, the second the last.
-    assert 0 not in done and max(done) == (15 if company.patience else 19)
+    assert 0 not in done and max(done) == 19
     for one, other in zip(found, expected, strict=True):
         largest = max(float(weight.abs().max()) for weight in other.values())
         assert largest_difference(one, other) < 2e-3 * largest
@@ -185,16 +180,10 @@ def test_a_checkpoint_each_share_of_the_steps(make_job: MakeJob, monkeypatch: Mo
 
 
 @pytest.mark.parametrize("method", ADAPTERS)
-@pytest.mark.parametrize(("epochs", "measured"), [(10, [2, 4, 6]), (1, [2, 4, 6, 7])])
-def test_training_takes_the_least_steps_and_is_measured_where_the_rows_end(
-    make_job: MakeJob, monkeypatch: MonkeyPatch, method: str, epochs: int, measured: list[int]
+def test_training_takes_the_least_steps(
+    make_job: MakeJob, monkeypatch: MonkeyPatch, method: str
 ) -> None:
-    """An epoch of 16 rows is two steps; the first is the best."""
     losses = calls_of(monkeypatch, Progress, "loss")
-    record_losses(monkeypatch, float)
-    recorded = calls_of(monkeypatch, EarlyStopping, "record")
-    job = make_job(method, n_train=16, num_train_epochs=epochs)
-    job = with_settings(job, early_stopping_patience=1, min_steps=7)
+    job = with_settings(make_job(method, n_train=16, num_train_epochs=1), min_steps=7)
     fitted(job) if method == "alora" else trl.fit(job, data(job))
     assert len(losses) == 7
-    assert [step for _, step, *_ in recorded] == measured

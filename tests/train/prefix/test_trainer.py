@@ -13,7 +13,6 @@ from pytest import MonkeyPatch
 
 from guard.errors import GuardError
 from tests.train.conftest import (
-    ADAPTERS,
     RULE,
     MakeJob,
     adapter_weights,
@@ -23,24 +22,18 @@ from tests.train.conftest import (
     largest_difference,
     weights,
     with_lora,
-    with_settings,
     write_toy_data,
 )
 from train.adapter import trl
 from train.adapter.trained import TrainedAdapter, verdict_logits
 from train.job import Job
-from train.prefix import cache, member
+from train.prefix import cache
 from train.prefix import trainer as shared_prefix
 from train.prefix.cache import Budget, PrefixCache
 from train.prefix.fleet import Fleet, prefix_of
 from train.prefix.member import Member
 
 pytestmark = pytest.mark.slow
-
-
-def trained(job: Job) -> dict[str, torch.Tensor]:
-    """By the trainer of its method."""
-    return fitted(job)[0] if job.method == "alora" else weights(trl.fit(job, data(job)))
 
 
 def groups_of(monkeypatch: MonkeyPatch) -> list[list[int]]:
@@ -84,7 +77,7 @@ def test_twenty_steps_are_those_of_trl(
         make_job("alora", **{"max_steps": 20, "learning_rate": 3e-3, "runs": runs} | settings)
         for runs in ("one", "reference")
     )
-    assert_same(trained(one), weights(trl.fit(reference, data(reference))))
+    assert_same(fitted(one)[0], weights(trl.fit(reference, data(reference))))
 
 
 def test_rules_and_ranks_in_one_pass_are_trl_s_one_by_one(make_job: MakeJob) -> None:
@@ -126,21 +119,6 @@ def test_divergence_ends_its_adapter_alone(make_job: MakeJob) -> None:
     kept = adapter_weights(next(fits))
     (alone,) = fitted(make_job("alora", seed=1, max_steps=6, runs="alone"))
     assert largest_difference(kept, alone) < 1e-4
-
-
-@pytest.mark.parametrize("method", ADAPTERS)
-def test_patience_keeps_the_best(make_job: MakeJob, method: str, monkeypatch: MonkeyPatch) -> None:
-    """Of epochs of two steps."""
-    losses = [0.5, 0.3, 0.4, 0.2999, 0.35, 0.36]
-    told = iter(losses)
-    for module in (member, trl):
-        monkeypatch.setattr(module, "validation_loss", lambda *_: next(told))
-    shared = {"n_train": 16, "lr_scheduler_type": "constant"}
-    stopped = make_job(method, num_train_epochs=20, runs="stopped", **shared)
-    found = trained(with_settings(stopped, early_stopping_patience=2))
-    assert list(told) == []
-    four = make_job(method, num_train_epochs=4, runs="four", **shared)
-    assert largest_difference(found, trained(four)) < 1e-4
 
 
 def test_logits_of_two_rules_are_plain_peft_s(make_job: MakeJob) -> None:
