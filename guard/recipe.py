@@ -80,12 +80,11 @@ class MethodSettings(Strict):
 
 class PrefixCacheSize(Strict):
     """GiB that each process that trains aLoRAs may take for keys and values. By default half of the
-    memory that is free when it starts, and no disk: state `host` where several start together.
+    memory that is free when it starts: state `host` where several start together.
     """
 
     device: float | None = Field(default=None, ge=0)  # GPU memory
     host: float | None = Field(default=None, ge=0)
-    disk: float = Field(default=0.0, ge=0)
 
 
 class ServingMemory(Strict):

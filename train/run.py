@@ -51,7 +51,7 @@ def run(
 
     A bad recipe, a method that the recipe does not list and a missing rule raise GuardError before
     any training. Any other fault is printed at once and stops its own weights alone: bad rows of a
-    rule, a loss that diverges, too little memory or disk, weights that another command is training.
+    rule, a loss that diverges, too little memory, weights that another command is training.
     At the end a GuardError names all weights that were not trained.
     """
     builder = prompt_builder(recipe)

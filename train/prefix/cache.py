@@ -2,24 +2,20 @@
 
 An aLoRA acts from the invocation on, so what stands before it is a constant of the base: it is
 computed without gradient, kept within a budget, and shared by every epoch, seed and rule that reads
-the same conversation. Three tiers: the device's memory, the host's, and files that are mapped into
-memory. What fits into none is computed again whenever it is read. Knows nothing of adapters, rules
-or labels."""
+the same conversation. Two tiers: the device's memory and the host's. What fits into neither is
+computed again whenever it is read. Knows nothing of adapters, rules or labels.
+"""
 
 from __future__ import annotations
 
 import functools
-import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import psutil
 import torch
-from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
@@ -32,22 +28,20 @@ from train.batch import PASS_TOKENS, by_length
 from train.job import Job
 
 Prefix = tuple[int, ...]
-Read = Callable[[], Tensor]
-Tier = Literal["device", "host", "disk"]
-TIERS: tuple[Tier, ...] = ("device", "host", "disk")  # the fastest first
+Tier = Literal["device", "host"]
+TIERS: tuple[Tier, ...] = ("device", "host")  # the fastest first
 
 
 class PrefixCache:
     """Keys and values by prefix, `[layers, 2, kv_heads, tokens, head_dim]` each. As many as
-    `budget` allows; files go to `folder`. Nothing is evicted: an epoch reads every prefix once, and
+    `budget` allows. Nothing is evicted: an epoch reads every prefix once, and
     of anything read in a circle the best part to keep is a fixed one.
     """
 
-    def __init__(self, model: PreTrainedModel, budget: Budget, folder: Path | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, budget: Budget) -> None:
         self._model = model
-        self._folder = folder
         self._room: dict[Tier, int] = {tier: getattr(budget, tier) for tier in TIERS}
-        self._kept: dict[Prefix, Read] = {}
+        self._kept: dict[Prefix, Tensor] = {}
         self._near: set[Prefix] = set()  # the prefixes in the model's own memory
         # Whether to pin the host's copies, so that copying them to the device does not wait.
         self._pins = model.device.type == "cuda"
@@ -94,7 +88,7 @@ class PrefixCache:
         that lie there are not copied. Raises GuardError if the model's cache is not plain keys and
         values of every position.
         """
-        states = {prefix: self._kept[prefix]() for prefix in prefixes if prefix in self._kept}
+        states = {prefix: self._kept[prefix] for prefix in prefixes if prefix in self._kept}
         for part in _passes([prefix for prefix in prefixes if prefix not in self._kept]):
             states |= self._computed(part)
         return [states[prefix].to(self._model.device, non_blocking=True) for prefix in prefixes]
@@ -112,14 +106,13 @@ class PrefixCache:
         return None
 
     def _keep(self, states: dict[Prefix, Tensor], tiers: dict[Prefix, Tier]) -> None:
-        keepers = {"device": self._on_device, "host": self._on_host, "disk": self._on_disk}
-        for tier in TIERS:
-            tier_states = {prefix: kv for prefix, kv in states.items() if tiers[prefix] == tier}
-            if not tier_states:
-                continue
-            self._kept |= keepers[tier](tier_states)
-            if tier == "device" or (tier == "host" and self._model.device.type == "cpu"):
-                self._near |= tier_states.keys()
+        for prefix, kv in states.items():
+            is_near = tiers[prefix] == "device" or self._model.device.type == "cpu"
+            if is_near:
+                self._near.add(prefix)
+            else:
+                kv = kv.cpu().pin_memory() if self._pins else kv.cpu()
+            self._kept[prefix] = kv
 
     @torch.no_grad()
     def _computed(self, prefixes: Sequence[Prefix]) -> dict[Prefix, Tensor]:
@@ -147,29 +140,6 @@ class PrefixCache:
         """The model's cache of tokens `[rows, tokens]` that stand behind those of `before`."""
         output = self._model.base_model(input_ids=ids, past_key_values=before, use_cache=True)
         return output.past_key_values
-
-    def _on_device(self, states: dict[Prefix, Tensor]) -> dict[Prefix, Read]:
-        return {prefix: functools.partial(Tensor.detach, kv) for prefix, kv in states.items()}
-
-    def _on_host(self, states: dict[Prefix, Tensor]) -> dict[Prefix, Read]:
-        copies = {prefix: kv.cpu() for prefix, kv in states.items()}
-        if self._pins:
-            copies = {prefix: kv.pin_memory() for prefix, kv in copies.items()}
-        return self._on_device(copies)
-
-    def _on_disk(self, states: dict[Prefix, Tensor]) -> dict[Prefix, Read]:
-        """Write the states to a file that is mapped into memory and never has a name. Its room is
-        free when this process ends, however it ends.
-        """
-        with tempfile.TemporaryFile(dir=self._folder) as file:
-            path = f"/proc/self/fd/{file.fileno()}"
-            file.write(save({str(row): kv.cpu() for row, kv in enumerate(states.values())}))
-            file.flush()
-            mapped = safe_open(path, "pt")
-        return {
-            prefix: functools.partial(mapped.get_tensor, str(row))
-            for row, prefix in enumerate(states)
-        }
 
 
 def _shared_tokens(prefixes: Sequence[Prefix]) -> int:
@@ -220,11 +190,10 @@ class Budget:
 
     device: int = 0
     host: int = 0
-    disk: int = 0
 
     @property
     def total(self) -> int:
-        return self.device + self.host + self.disk
+        return self.device + self.host
 
 
 def budget_of(job: Job, device: torch.device) -> Budget:
@@ -234,7 +203,6 @@ def budget_of(job: Job, device: torch.device) -> Budget:
     return Budget(
         device=_taken(job, "device", stated.device, free_device),
         host=_taken(job, "host", stated.host, free_memory()),
-        disk=_taken(job, "disk", stated.disk, shutil.disk_usage(job.runs.root).free),
     )
 
 
@@ -276,7 +244,7 @@ def _taken(job: Job, tier: Tier, stated_gib: float | None, free: int) -> int:
     if stated_gib is None:
         return int(free * FREE_SHARE)
     if stated_gib * GIB > free:
-        resource = {"device": "GPU memory", "host": "memory", "disk": "disk space"}[tier]
+        resource = {"device": "GPU memory", "host": "memory"}[tier]
         problem = f"not enough {resource}"
         where = f"recipe {job.recipe.name}: prefix_cache_gib.{tier}"
         got = f"{stated_gib:g} GiB, {free / GIB:.1f} free"

@@ -70,7 +70,7 @@ class Fleet:
         seeds = [member.config.seed for member in members]
         places = [member.job.where("lora") for member in members]
         self.stacked = StackedModel(model, configs, seeds, places)
-        self.prefixes = PrefixCache(model, budget, members[0].job.runs.root)
+        self.prefixes = PrefixCache(model, budget)
         self._readout: Readout = WordReadout(self.stacked, members[0].job.builder)
 
     def train(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,17 +36,15 @@ def per_token(qwen: PreTrainedModel) -> int:
     return PrefixCache(qwen, Budget()).bytes_per_token
 
 
-BUDGETS = [Budget(), *(Budget(**{tier: 10**9}) for tier in ("device", "host", "disk"))]
+BUDGETS = [Budget(), *(Budget(**{tier: 10**9}) for tier in ("device", "host"))]
 
 
 @pytest.mark.parametrize("opening", [(), tuple(range(50, 71))])
-@pytest.mark.parametrize("budget", [*BUDGETS, Budget(20_480, 10_240, 2_560), Budget(host=30_000)])
-def test_rows_are_their_prefixes(
-    tmp_path: Path, model: PreTrainedModel, budget: Budget, opening: Prefix
-) -> None:
+@pytest.mark.parametrize("budget", [*BUDGETS, Budget(20_480, 10_240), Budget(host=30_000)])
+def test_rows_are_their_prefixes(model: PreTrainedModel, budget: Budget, opening: Prefix) -> None:
     """Each alone, whatever fits the budget, and however all of them begin."""
     rows = [(*opening, *prefix) for prefix in PREFIXES]
-    prefixes = PrefixCache(model, budget, tmp_path)
+    prefixes = PrefixCache(model, budget)
     prefixes.fill(rows[:3])
     for chosen in (rows[:4], rows[3::-1], rows[2:4]):  # computed, and read again
         for prefix, states in zip(chosen, prefixes.read(chosen), strict=True):
@@ -55,16 +52,6 @@ def test_rows_are_their_prefixes(
                 alone = model(torch.tensor([prefix]), use_cache=True).past_key_values
             for found, expected in zip(states, alone, strict=True):
                 torch.testing.assert_close(found, torch.cat(expected[:2]), rtol=1e-4, atol=1e-5)
-
-
-def test_files_are_nameless(tmp_path: Path, qwen: PreTrainedModel) -> None:
-    """So that their room is free when the process ends, however it ends."""
-    prefixes = PrefixCache(qwen, Budget(disk=10**9), tmp_path)
-    prefixes.fill(PREFIXES)
-    assert list(tmp_path.iterdir()) == []
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    mapped = [line for line in maps if str(tmp_path) in line]
-    assert mapped and all(line.endswith("(deleted)") for line in mapped)
 
 
 def test_misses_are_a_pass(qwen: PreTrainedModel, per_token: int, monkeypatch: MonkeyPatch) -> None:
@@ -86,12 +73,12 @@ def test_a_base_with_sliding_windows_is_refused() -> None:
         PrefixCache(Gemma3ForCausalLM(config).eval(), Budget()).read([(1, 2, 3)])
 
 
-def test_what_lies_far_or_nowhere(tmp_path: Path, qwen: PreTrainedModel, per_token: int) -> None:
+def test_what_lies_nowhere(qwen: PreTrainedModel, per_token: int) -> None:
     """It has to be fetched; a prefix that is too long leaves room to others."""
-    prefixes = PrefixCache(qwen, Budget(host=40 * per_token, disk=17 * per_token), tmp_path)
+    prefixes = PrefixCache(qwen, Budget(host=41 * per_token))
     prefixes.fill(PREFIXES)
     tokens = [prefixes.bytes_to_fetch(prefix) // per_token for prefix in PREFIXES[:4]]
-    assert tokens == [3, 0, 1, 17]
+    assert tokens == [3, 0, 0, 17]
     prefixes = PrefixCache(qwen, Budget(host=39 * per_token))
     assert prefixes.fill(PREFIXES) == 40
     assert sorted(map(len, prefixes._kept)) == [1, 3, 17]
@@ -106,16 +93,14 @@ def test_half_of_the_free_memory_is_taken(make_job: MakeJob, monkeypatch: Monkey
     job = make_job("alora")
     free(monkeypatch, 8 * GIB)
     monkeypatch.setattr("train.prefix.cache.free_memory.__defaults__", (Path("/none"),) * 2)
-    disk = shutil.disk_usage(job.runs.root)._replace(free=8 * GIB)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: disk)
 
     def stated(**gib: float) -> Budget:
         recipe = job.recipe.model_copy(update={"prefix_cache_gib": PrefixCacheSize(**gib)})
         return budget_of(replace(job, recipe=recipe), torch.device("cpu"))
 
     assert stated() == Budget(host=4 * GIB)
-    assert stated(host=8.0, disk=8.0) == Budget(host=8 * GIB, disk=8 * GIB)
-    for tier, room in (("host", "8.0"), ("disk", "8.0"), ("device", "0.0")):
+    assert stated(host=8.0) == Budget(host=8 * GIB)
+    for tier, room in (("host", "8.0"), ("device", "0.0")):
         told = rf"recipe toy: prefix_cache_gib\.{tier}: .*got 9 GiB, {room} free"
         with pytest.raises(GuardError, match=told):
             stated(**{tier: 9.0})

@@ -77,7 +77,7 @@ def test_bounded_passes(make_job: MakeJob, monkeypatch: MonkeyPatch, rows: int, 
         return original(stacked, adapters, prefixes, suffixes)
 
     monkeypatch.setattr(StackedModel, "logits", spy)
-    monkeypatch.setattr(shared_prefix, "budget_of", lambda *_: Budget(disk=10**9, host=10**7))
+    monkeypatch.setattr(shared_prefix, "budget_of", lambda *_: Budget(host=10**9))
     monkeypatch.setattr(
         PrefixCache, "bytes_to_fetch", lambda cache, prefix: cache.bytes_per_token * len(prefix)
     )

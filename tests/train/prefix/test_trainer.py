@@ -161,9 +161,7 @@ def test_groups_let_go_of_what_they_take(make_job: MakeJob, monkeypatch: MonkeyP
 
 
 def test_the_same_prefixes_are_shared_anyway(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
-    """What reads nothing else shares those that have no room either. Weights lie where the model
-    is, and not on disk.
-    """
+    """What reads nothing else shares those that have no room either, but for weights."""
     monkeypatch.setattr(shared_prefix, "budget_of", lambda *_: Budget(host=10**7))
     groups = groups_of(monkeypatch)
     jobs = [make_job("alora", seed=seed, max_steps=1, runs="runs") for seed in range(7)]
@@ -175,7 +173,7 @@ def test_the_same_prefixes_are_shared_anyway(make_job: MakeJob, monkeypatch: Mon
         fitted_to([(jobs[0], rows), (jobs[1], rows), (jobs[2], backwards)])
         fitted_to([(jobs[3], fewer), (jobs[4], rows)])
     assert groups == [[0, 1, 2], [3], [4]]
-    monkeypatch.setattr(shared_prefix, "budget_of", lambda *_: Budget(host=1, disk=10**9))
+    monkeypatch.setattr(shared_prefix, "budget_of", lambda *_: Budget(host=1))
     fitted(*jobs[5:])
     assert groups[3:] == [[5], [6]]
 
