@@ -42,7 +42,7 @@ class WireRequest:
     def renamed(self, rule: str) -> WireRequest:
         """The same request, put to another rule."""
         bodies = json.loads(json.dumps(self.bodies).replace(RULE, rule))
-        return WireRequest(self.path, tuple(bodies))
+        return WireRequest(self.path.replace(RULE, rule), tuple(bodies))
 
 
 @dataclass(frozen=True)

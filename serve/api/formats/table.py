@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from serve.api.formats import (
     check,
+    classify,
     litellm,
     moderations,
     openai_chat,
@@ -19,4 +20,5 @@ WIRE_FORMATS: Mapping[str, WireFormat] = {
     "openai_chat": openai_chat.FORMAT,
     "moderations": moderations.FORMAT,
     "litellm": litellm.FORMAT,
+    "classify": classify.FORMAT,
 }
