@@ -38,7 +38,9 @@ class FittedCost(Strict):
 
 
 class DeviceCalibration(Strict):
-    """What a plan reads of it. `scaffold_tokens`: whole blocks that every prompt begins with."""
+    """What a plan reads of it. `scaffold_tokens`: whole blocks that every prompt begins with.
+    `computed`: from what the coefficients were computed, where no calibration has measured them.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
@@ -48,6 +50,14 @@ class DeviceCalibration(Strict):
     scaffold_tokens: int
     suffix_tokens: int
     methods: dict[str, FittedCost]
+    computed: str = ""
+
+    @property
+    def source(self) -> str:
+        """What a table says of its coefficients."""
+        if self.computed:
+            return f"coefficients that were COMPUTED {self.computed}"
+        return f"the calibration of commit {self.commit}"
 
 
 def load_calibration(path: Path) -> DeviceCalibration:

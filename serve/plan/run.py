@@ -14,6 +14,7 @@ import pandas as pd
 from guard.errors import exits_cleanly
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict
+from guard.home import HOME, own_or_shipped
 from guard.layout import Runs
 from guard.machine.provenance import provenance
 from guard.method import METHODS
@@ -39,7 +40,7 @@ class PlanReport(Strict):
         frame = pd.DataFrame(self.figures, dtype=float)
         table = frame.to_string(col_space=8, float_format=_in_digits, na_rep="")
         title = f"{self.plan.name}: {self.plan.model} on {self.calibration.hardware}, by M/G/1 from"
-        return f"{title} the calibration of commit {self.calibration.commit}\n\n{table}"
+        return f"{title} {self.calibration.source}\n\n{table}"
 
 
 def _in_digits(value: float) -> str:
@@ -50,8 +51,11 @@ def _in_digits(value: float) -> str:
 
 def build(plan: Plan, runs: Path) -> PlanReport:
     """Work out the plan. Raises GuardError where it is not possible."""
-    calibration = load_calibration(runs / "calibration.json")
-    methods = deploy(plan, calibration)
+    path = runs / "calibration.json"
+    if plan.calibration is not None:
+        path = own_or_shipped(HOME / plan.calibration)
+    calibration = load_calibration(path)
+    methods = deploy(plan.of_group, calibration)
     figures = {METHODS[method.name].label: _values(method) for method in methods}
     if plan.judge_price is not None:
         tokens, _, _ = traffic_kinds(plan.traffic)
@@ -62,7 +66,9 @@ def build(plan: Plan, runs: Path) -> PlanReport:
 
 
 def _values(method: PlannedMethod) -> dict[str, float]:
-    """The figures of a replica, and of the deployment where its checks keep the target."""
+    """The figures of a replica, and of the deployment where its checks keep the target. The method
+    is planned for one group of the rules.
+    """
     plan, bytes_of, lone = method.plan, method.bytes_of, method.at(IDLE)
     values = {
         "weights, GiB": bytes_of.weights / GIB,
@@ -82,7 +88,8 @@ def _values(method: PlannedMethod) -> dict[str, float]:
         return values
     replicas = math.ceil(plan.traffic.rate / method.greatest_rate - 1e-9)
     load = method.at(plan.traffic.rate / replicas)
-    values |= {"within target, checks/s": method.greatest_rate, "replicas": replicas}
+    values["within target, checks/s"] = method.greatest_rate
+    values["replicas"] = plan.traffic.groups * replicas
     values |= {f"p{share}, ms": load.latency_ms(share / 100) for share in (50, 95, 99)}
     values["utilisation, %"] = 100 * load.utilisation
     values["cache hits, % of tokens"] = 100 * load.hit_rate
@@ -101,6 +108,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Runs().root, help="where results go")
     arguments = parser.parse_args()
     report, path = build(load_plan(arguments.plan), arguments.runs), arguments.runs / "plan.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as part:
         part.write_text(report.model_dump_json(indent=1) + "\n", encoding="utf-8")
     print(report.text)

@@ -22,6 +22,7 @@ def test_every_plan_loads_and_a_file_of_one_s_own(tmp_path: Path) -> None:
     [
         ("traffic: {rate: 0.0}", "'traffic.rate'.*greater than 0.*got 0"),
         ("traffic: {rules_a_check: [5, 2]}", "least and most, of the 100 rules"),
+        ("traffic: {groups: 10}", "of the 10 rules of a group.*got 5, 20"),
         ("traffic: {lengths: [300, 100]}", "quantiles.*rising"),
         ("traffic: {turns: 0.5}", "'traffic.turns'"),
         ("traffic: {rate: 1.0e+999}", "'traffic.rate'.*finite number"),

@@ -4,6 +4,8 @@ makes of an answer (its `http_classify` backend, read at commit 3d48f8c9; it was
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 import numpy as np
 import pytest
@@ -26,7 +28,9 @@ def router_risk(client: Client, path: str, text: bytes = b"Hi", key: str = "") -
         headers["authorization"] = f"Bearer {key}"
     response = client.post(path, content=b'{"inputs":"%s"}' % text, headers=headers)
     assert response.status_code == 200, response.text
-    scores = {entry["label"]: np.float32(entry["score"]) for entry in response.json()}
+    scores: dict[str, Any] = {}
+    for entry in response.json():
+        scores[entry["label"]] = np.float32(entry["score"])
     assert scores.keys() == LABELS and len(response.json()) == len(LABELS)
     assert all(0 <= score <= 1 for score in scores.values())
     assert abs(sum(scores.values()) - 1) <= 0.02
