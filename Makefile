@@ -66,6 +66,7 @@ TIMEOUT ?=##   for make up: seconds that a check may take, by default 60
 PLAN ?=##   for make plan: a plan of recipes/plans or a YAML file, by default tiny_here
 MERGED ?=##   for make up: MERGED=1 serves the one rule of RULE from the base that make merge has put its LoRA into
 OPTIONS ?=##   for make bench, scan, replay, verify, curve and fuzz: further options, quoted; make bench NAME=encoder OPTIONS=--help lists them
+DRY ?=##   for make gpu-check: DRY=1 tries it in tiny shapes, without a GPU
 MINUTES ?=##   for make fuzz: by default 10
 DEVICE ?=##   cpu or cuda; otherwise what .venv was built for, and for a new one nvidia-smi decides
 device := $(or $(DEVICE),$(shell cat .venv/device 2>/dev/null),$(shell nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu))
@@ -80,7 +81,7 @@ as_they_stand := FROM POLICY DATA UNLABELLED A B FILES OUT WHY
 $(foreach variable,$(as_they_stand),$(eval override $(variable) := $$(value $(variable))))
 export $(as_they_stand)
 
-.PHONY: help help-all all rule data train eval serve up scan rules publish rollback test try mode push pull verify reviews plan calibrate test-gpu-path replay curve bench reader merge fuzz doctor setup check format clean
+.PHONY: help help-all all rule data train eval serve up scan rules publish rollback test try mode push pull verify reviews plan calibrate test-gpu-path gpu-check replay curve bench reader merge fuzz doctor setup check format clean
 
 commands := awk -F ' *\#\#   ' '/^[a-z-]+:.*\#\#/ { sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, $$2 }'
 variables := awk -F ' *\#\#   ' '/^[A-Z_]+ \?=.*\#\#/ { sub(/ \?= */, "=", $$1); printf "  %-22s %s\n", $$1, $$2 }'
@@ -203,6 +204,9 @@ calibrate: $(ready) ##   another threshold for trained weights, in seconds: by t
 
 test-gpu-path: $(ready) ##   vLLM's runner V2 and low-rank kernels against PEFT: on a GPU, or interpreted on a CPU (4 minutes on one core)
 	$(python) -m pytest -n0 $(if $(filter cpu,$(device)),-p tests.serve.gpu_path.interpreted) tests/serve/gpu_path/ring_*.py
+
+gpu-check: $(ready) ##   what a GPU does: doctor, answers against PEFT, latency, a training step, real weights -> runs/gpu_check.md, to be posted; DRY=1: tiny, on a CPU
+	$(python) -m serve.bench gpu_check --model $(if $(filter-out 0,$(DRY)),tiny --dry,qwen3-4b) $(call flag,force,$(FORCE))
 
 replay: $(ready) ##   A=folder B=folder FILES="logs/*.jsonl": which verdicts on recorded traffic flip, over one prefill -> runs/replay
 	$(python) -m serve.scan.replay "$$A" "$$B" --files "$$FILES" $(if $(OUT),--out "$$OUT") \

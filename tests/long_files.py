@@ -13,6 +13,7 @@ LONG_FILES_S: dict[str, float] = {
     "tests/serve/vllm_alora/test_parity.py": 70,
     "tests/serve/cluster/test_ray_pool.py": 65,
     "tests/serve/vllm_alora/low_rank/test_compiled.py": 60,
+    "tests/serve/bench/test_gpu_check.py": 120,
     "tests/test_repository.py": 60,
     "tests/serve/scan/test_replay.py": 35,
     "tests/serve/test_up.py": 30,

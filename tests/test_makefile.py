@@ -153,6 +153,8 @@ STAGES = {
     "serve QUICK=0": [f"serve.bench latency {TINY}"],
     "bench": ["serve.bench"],
     "bench NAME=latency 'OPTIONS=--repeats 1'": [f"serve.bench 'latency' {TINY} --repeats 1"],
+    "gpu-check FORCE=1": ["serve.bench gpu_check --model qwen3-4b --force"],
+    "gpu-check DRY=1": ["serve.bench gpu_check --model tiny --dry"],
     "up RULE=all": ["serve.up --model tiny"],
     "up RULE=a,b MERGED=1 REPLICAS=2 HOST=0.0.0.0": [
         "serve.up --model tiny --rules 'a,b' --merged --replicas '2' --host '0.0.0.0'"

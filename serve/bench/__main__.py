@@ -23,6 +23,7 @@ BENCHES: dict[str, str] = {
     "latency": "serve.bench.latency",
     "encoder": "serve.bench.encoder",
     "calibrate": "serve.bench.calibrate",
+    "gpu_check": "serve.bench.gpu_check",
 }
 
 

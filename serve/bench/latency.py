@@ -35,7 +35,7 @@ from serve.engine import GuardEngine, Score, ScoreRequest
 
 BASE, LOWER_BOUND = "base", "lower bound"
 RULES_OF_LENGTH_SWEEP = 5
-LENGTHS_OF_RULES_SWEEP = (1000, 5000)
+LENGTHS_OF_RULES_SWEEP = (100, 1000, 5000)
 LENGTHS = (100, 250, 500, 1000, 2000, 5000)
 RULES = (1, 5, 10, 20, 50, 100)
 # With a hundred rules LoRA takes a hundred times as long as the rest.

@@ -45,7 +45,7 @@ def fit(job: Job, data: Rows) -> PeftModel:
     checkpoint = whole_checkpoint(job.scratch)
     if checkpoint:
         print(f"{job.name}: resumes at {Path(checkpoint).name}", flush=True)
-    trainer = _trl_trainer(job, data)
+    trainer = trl_trainer(job, data)
     trainer.train(resume_from_checkpoint=checkpoint)
     trained = cast(PeftModel, trainer.accelerator.unwrap_model(trainer.model))
     if job.recipe.quantization:
@@ -53,7 +53,7 @@ def fit(job: Job, data: Rows) -> PeftModel:
     return trained
 
 
-def _trl_trainer(job: Job, data: Rows) -> VerdictTrainer:
+def trl_trainer(job: Job, data: Rows) -> VerdictTrainer:
     """TRL's trainer with the job's base, adapter and settings, ready to train."""
     config = trainer_config(job)
     per_epoch = steps_per_epoch(config, len(data.train))

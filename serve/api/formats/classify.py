@@ -3,20 +3,18 @@
     POST /classify          {"inputs": "..."}   every rule that the caller may ask
     POST /{rule}/classify   {"inputs": "..."}   one of them
 
-vLLM's semantic router calls its `http_classify` backend so, and wrappers of transformers' pipelines
-answer so. The client compares the score of "violation" with a threshold of its own, so scores are
-moved: the threshold of a rule's card is always a half. The format has no roles: a text is judged as
-a user's message. Without a verdict there are no labels but status 422. Knows nothing of other
-formats.
+vLLM's semantic router calls its `http_classify` backend so. It holds the score of "violation" to a
+threshold of its own, so scores are moved: that of a rule's card is always a half. A text is judged
+as a user's message. Without a verdict there are no labels but status 422. Knows no other format.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
 
 from guard.conversation.chat import ChatMessage
 from guard.verdict import Verdict
@@ -27,8 +25,8 @@ from serve.api.service import CheckService, Question, violated
 from serve.api.wire_format import REPLY, RULE, ExampleRequest, WireFormat
 
 router = APIRouter(route_class=StrictRoute)
+Labels = list[dict[str, Any]]
 VIOLATION, ALLOW = "violation", "allow"
-HALF = 0.5
 
 
 class ClassifyRequest(KnownKeys):
@@ -37,28 +35,21 @@ class ClassifyRequest(KnownKeys):
     inputs: str
 
 
-class LabelScore(BaseModel):
-    """A label and its share."""
-
-    label: str
-    score: float
-
-
 @router.post("/classify")
-async def classify(body: ClassifyRequest, request: Request) -> list[LabelScore]:
+async def classify(body: ClassifyRequest, request: Request) -> Labels:
     """Put a text to every rule; the score is the highest of theirs."""
     return await _classified(body, request, None)
 
 
 @router.post("/{rule}/classify")
-async def classify_by(rule: str, body: ClassifyRequest, request: Request) -> list[LabelScore]:
+async def classify_by(rule: str, body: ClassifyRequest, request: Request) -> Labels:
     """Put a text to one rule."""
     return await _classified(body, request, [rule])
 
 
 async def _classified(
     body: ClassifyRequest, request: Request, rules: Sequence[str] | None
-) -> list[LabelScore]:
+) -> Labels:
     """Both labels. Raises Unjudged where no rule is violated and one has no verdict."""
     question = Question(Caller.of(request).catalogue.selected(rules))
     conversation = from_chat([ChatMessage(role="user", content=body.inputs)])
@@ -66,7 +57,7 @@ async def _classified(
     violated(several)
     ((check, _),) = several.answered
     score = max(map(violation_score, check.verdicts), default=0.0)
-    return [LabelScore(label=VIOLATION, score=score), LabelScore(label=ALLOW, score=1 - score)]
+    return [{"label": VIOLATION, "score": score}, {"label": ALLOW, "score": 1 - score}]
 
 
 def violation_score(verdict: Verdict) -> float:
@@ -82,7 +73,7 @@ def violation_score(verdict: Verdict) -> float:
 
 def _reading(text: str) -> list[str]:
     scores = {entry["label"]: entry["score"] for entry in json.loads(text)}
-    return ["violation" if scores[VIOLATION] >= HALF else "allow"]
+    return [VIOLATION if scores[VIOLATION] >= 0.5 else ALLOW]
 
 
 FORMAT = WireFormat(
