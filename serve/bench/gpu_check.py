@@ -45,11 +45,13 @@ from serve.engine import CODE, GuardEngine, ScoreRequest
 
 Figures = dict[str, Any]  # also `text`; `failure` or `skipped` say why there are none that count
 BASE, BENCH, TRAIN = HOME / "base", Path(__file__).parent, ROOT / "train"
-SHORT, RULES, REPEATS = 100, 20, 5  # of what each mode measures: tokens, rules, and how often
+TOKENS, DRY_TOKENS = 1000, 120  # of a conversation in every mode and in training
+SHORT, RULES, REPEATS = 100, 20, 5  # tokens of another one, its rules, and how often it is timed
 # How far an engine may be from PEFT: so many times as far as PEFT is from itself in float32, and a
 # little for the orders of sums.
 ROUNDINGS, SLACK_NATS = 3, 0.02
 LOGGED = 3000  # characters of an error, the last
+LONG = {"text", "logits", "rows"}  # figures that have no place in a line
 MODES: dict[str, dict[str, Any]] = {
     "eager": {"enforce_eager": True},
     "compiled": {"enforce_eager": False, "compilation_config": {"cudagraph_mode": "NONE"}},
@@ -69,12 +71,8 @@ class CellInput:
 
     model: str
     is_dry: bool
+    tokens: int
     before: Mapping[str, Figures]
-
-    @property
-    def tokens(self) -> int:
-        """Of a conversation in every mode, and of one that is trained on."""
-        return 120 if self.is_dry else 1000
 
 
 def doctor(given: CellInput) -> Figures:
@@ -120,10 +118,13 @@ def served(mode: str, given: CellInput) -> Figures:
     """An engine in this mode: a mixed batch held to PEFT's, and how long aLoRAs take."""
     if mode != "eager" and installed_device() == "cpu":
         return {"skipped": "it needs a GPU"}
-    recipe, reference, begun = load_recipe(mode), given.before["peft"], time.perf_counter()
+    recipe, reference = load_recipe(mode), given.before["peft"]
+    if not is_good(reference):
+        return {"skipped": "there is nothing of PEFT's to hold it to"}
     methods = recipe.adapter_methods
     with random_adapters(recipe, methods, 1) as folders:
         _, adapters = copies({method: [folders[f"{method}-0"]] for method in methods}, RULES)
+        begun = time.perf_counter()
         with GuardEngine(recipe, adapters, max_loras=len(adapters)) as engine:
             start_s = time.perf_counter() - begun
             scores = scores_of(engine.score(_mixed_batch(recipe, given.tokens)), where=mode)
@@ -195,18 +196,13 @@ class GpuReport(BenchReport):
     def markdown(self) -> str:
         """A line for each cell, then what has several lines: to be posted as it is."""
         packages = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        lines, texts = [f"# GPU check: {self.source}", "", packages, ""], list[str]()
+        lines, texts = [f"# GPU check: {self.source}", packages], list[str]()
         for cell, figures in self.cells.items():
-            shown: list[str] = []
-            for name, value in figures.items():
-                if isinstance(value, float):
-                    shown.append(f"{name} {value:.4g}")
-                elif name not in ("text", "logits", "rows"):
-                    shown.append(f"{name} {value}")
+            shown = [f"{name} {figures[name]}" for name in figures if name not in LONG]
             lines.append(f"- **{cell}**: {', '.join(shown)}")
             if figures.get("text"):
-                texts += ["", f"## {cell}", "", "```", figures["text"].rstrip(), "```"]
-        return "\n".join([*lines, *texts]).replace(str(Path.home()), "~") + "\n"
+                texts.append(f"## {cell}\n\n```\n{figures['text'].rstrip()}\n```")
+        return "\n\n".join([*lines, *texts]).replace(str(Path.home()), "~") + "\n"
 
 
 class GpuCheck(BenchCommand):
@@ -240,7 +236,8 @@ class GpuCheck(BenchCommand):
         for cell, (measure, limit_s) in CELLS.items():
             if cell not in cells:
                 print(f"{cell}: at most {limit_s:,} s", flush=True)
-                given = CellInput(self.recipe.name, self.options.dry, cells)
+                tokens = DRY_TOKENS if self.options.dry else TOKENS
+                given = CellInput(self.recipe.name, self.options.dry, tokens, cells)
                 cells[cell] = measured_apart(measure, given, limit_s)
             report = GpuReport(**origin(self.recipe), inputs=inputs, cells=cells)
             report.save(path)
@@ -263,19 +260,24 @@ class GpuCheck(BenchCommand):
 def measured_apart(
     measure: Callable[[CellInput], Figures], given: CellInput, limit_s: float
 ) -> Figures:
-    """Measure in a process of its own, which is ended if it takes longer; its error is a figure."""
+    """Measure in a process of its own, which ends with all it started; its error is a figure."""
     begun, spawned = time.perf_counter(), multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawned) as process:
-        number = process.submit(os.getpid).result()
+        pid = process.submit(os.getpid).result()
         try:
             figures = process.submit(measure, given).result(limit_s)
         except Exception as error:  # whatever libraries raise, and a process that dies
-            with suppress(psutil.NoSuchProcess):
-                worker = psutil.Process(number)
-                for child in (*worker.children(recursive=True), worker):
-                    child.kill()
             figures = {"failure": type(error).__name__, "text": f"{error.__cause__} {error}"}
-    return figures | {"seconds": time.perf_counter() - begun}
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                worker = psutil.Process(pid)
+                for ended in (*worker.children(recursive=True), worker):
+                    ended.kill()
+    figures["seconds"] = time.perf_counter() - begun
+    for name, value in figures.items():
+        if isinstance(value, float):
+            figures[name] = float(f"{value:.4g}")
+    return figures
 
 
 def is_good(figures: Figures) -> bool:
@@ -321,8 +323,12 @@ def _furthest(logits: Sequence[float], others: Sequence[float]) -> float:
 
 def _stage(module: str, *arguments: str, statuses: Sequence[int] = (0,)) -> str:
     """What another stage prints. Raises GuardError if it ends with another status."""
-    command = [sys.executable, "-m", module, *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    command, log = [sys.executable, "-m", module, *arguments], HOME / f"{module}.log"
+    with log.open("w", encoding="utf-8") as errors:
+        done = subprocess.run(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True, check=False
+        )
     if done.returncode not in statuses:
-        raise GuardError(f"python -m {module} failed: {done.stderr[-LOGGED:]}")
+        said = log.read_text(encoding="utf-8", errors="replace")
+        raise GuardError(f"python -m {module} failed: {said[-LOGGED:]}")
     return done.stdout
