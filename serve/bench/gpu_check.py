@@ -75,19 +75,19 @@ class CellInput:
     before: Mapping[str, Figures]
 
 
-def doctor(given: CellInput) -> Figures:
+def doctor(known: CellInput) -> Figures:
     """What `make doctor` calls a problem; here nothing fails by it."""
-    said = _stage("serve.doctor", "--model", given.model, statuses=(0, 1))
+    said = _stage("serve.doctor", "--model", known.model, statuses=(0, 1))
     problems = [line for line in said.splitlines() if line.startswith("PROBLEM")]
     return {"problems": len(problems), "text": "\n".join(problems)}
 
 
-def weights(given: CellInput) -> Figures:
+def weights(known: CellInput) -> Figures:
     """Make the base, and for each mode a recipe that names it."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    like, shape = load_recipe(given.model), NARROW if given.is_dry else OF_4B
+    like, shape = load_recipe(known.model), NARROW if known.is_dry else OF_4B
     config = Qwen3Config(**shape, max_position_embeddings=40_960, tie_word_embeddings=True)
     torch.manual_seed(0)
     with torch.device(installed_device()):
@@ -104,21 +104,21 @@ def weights(given: CellInput) -> Figures:
     return {"parameters": model.num_parameters(), "dtype": like.dtype}
 
 
-def peft(given: CellInput) -> Figures:
+def peft(known: CellInput) -> Figures:
     """What PEFT answers in the dtype of serving, and how far from it an engine may be."""
     recipe = load_recipe("eager")
-    logits = _peft_logits(recipe, given.tokens, recipe.serving_dtype)
-    rounding_nats = _furthest(logits, _peft_logits(recipe, given.tokens, "float32"))
+    logits = _peft_logits(recipe, known.tokens, recipe.serving_dtype)
+    rounding_nats = _furthest(logits, _peft_logits(recipe, known.tokens, "float32"))
     range_nats = max(logits) - min(logits)
     allowed_nats = ROUNDINGS * rounding_nats + SLACK_NATS
     return {"logits": logits, "range_nats": range_nats, "allowed_nats": allowed_nats}
 
 
-def served(mode: str, given: CellInput) -> Figures:
+def served(mode: str, known: CellInput) -> Figures:
     """An engine in this mode: a mixed batch held to PEFT's, and how long aLoRAs take."""
     if mode != "eager" and installed_device() == "cpu":
         return {"skipped": "it needs a GPU"}
-    recipe, reference = load_recipe(mode), given.before["peft"]
+    recipe, reference = load_recipe(mode), known.before["peft"]
     if not is_good(reference):
         return {"skipped": "there is nothing of PEFT's to hold it to"}
     methods = recipe.adapter_methods
@@ -127,9 +127,9 @@ def served(mode: str, given: CellInput) -> Figures:
         begun = time.perf_counter()
         with GuardEngine(recipe, adapters, max_loras=len(adapters)) as engine:
             start_s = time.perf_counter() - begun
-            scores = scores_of(engine.score(_mixed_batch(recipe, given.tokens)), where=mode)
+            scores = scores_of(engine.score(_mixed_batch(recipe, known.tokens)), where=mode)
             meter = BurstMeter(engine, recipe, "alora", most_rules=RULES)
-            bursts = [meter.run([(given.tokens, RULES)]) for _ in range(REPEATS + 1)][1:]
+            bursts = [meter.run([(known.tokens, RULES)]) for _ in range(REPEATS + 1)][1:]
     off_nats = _furthest([score.logit for score in scores], reference["logits"])
     wall_ms = statistics.median(burst.submit_ms + burst.steps_ms for burst in bursts)
     figures: Figures = {"start_s": start_s, "off_peft_nats": off_nats, "wall_ms": wall_ms}
@@ -138,39 +138,39 @@ def served(mode: str, given: CellInput) -> Figures:
     return figures
 
 
-def latency(given: CellInput) -> Figures:
+def latency(known: CellInput) -> Figures:
     """The grid of `make serve`, in the fastest mode that answers as PEFT does."""
-    good = [mode for mode in MODES if is_good(given.before[mode])]
+    good = [mode for mode in MODES if is_good(known.before[mode])]
     if not good:
         return {"skipped": "no engine answers as PEFT does"}
-    fastest = min(good, key=lambda mode: float(given.before[mode]["wall_ms"]))
+    fastest = min(good, key=lambda mode: float(known.before[mode]["wall_ms"]))
     options, name = ["--repeats", "2"], "latency.json"
-    if given.is_dry:
-        options, name = ["--quick"], "latency_quick.json"
+    if known.is_dry:
+        options, name = ["--quick", "--repeats", "1"], "latency_quick.json"
     said = _stage("serve.bench", "latency", "--model", fastest, *options)
     report = json.loads((Runs().root / name).read_text(encoding="utf-8"))
     return {"mode": fastest, "text": said, "rows": report["rows"]}
 
 
-def training(given: CellInput) -> Figures:
+def training(known: CellInput) -> Figures:
     """A training step on cached prefixes, and TRL's."""
-    said = _stage("train.step_times", "eager", str(given.tokens))
+    said = _stage("train.step_times", "eager", str(known.tokens))
     figures: Figures = json.loads(said.splitlines()[-1])
     return figures
 
 
-def real_weights(given: CellInput) -> Figures:
+def real_weights(known: CellInput) -> Figures:
     """The real base, of a hub, trained on one rule, to the quality table."""
     if installed_device() == "cpu":
         return {"skipped": "it needs a GPU"}
     try:
-        _ = load_recipe(given.model).base_revision
+        _ = load_recipe(known.model).base_revision
     except GuardError as error:
         return {"skipped": error.problem}
     rule = ("--rule", "medical_advice")
     _stage("data.build", *rule)
     for stage in ("train.run", "eval.run"):
-        _stage(stage, *rule, "--model", given.model, "--method", "alora")
+        _stage(stage, *rule, "--model", known.model, "--method", "alora")
     return {"text": Runs().report.with_suffix(".md").read_text(encoding="utf-8")}
 
 
@@ -237,8 +237,8 @@ class GpuCheck(BenchCommand):
             if cell not in cells:
                 print(f"{cell}: at most {limit_s:,} s", flush=True)
                 tokens = DRY_TOKENS if self.options.dry else TOKENS
-                given = CellInput(self.recipe.name, self.options.dry, tokens, cells)
-                cells[cell] = measured_apart(measure, given, limit_s)
+                known = CellInput(self.recipe.name, self.options.dry, tokens, cells)
+                cells[cell] = measured_apart(measure, known, limit_s)
             report = GpuReport(**origin(self.recipe), inputs=inputs, cells=cells)
             report.save(path)
             path.with_suffix(".md").write_text(report.markdown, encoding="utf-8")
@@ -258,14 +258,14 @@ class GpuCheck(BenchCommand):
 
 
 def measured_apart(
-    measure: Callable[[CellInput], Figures], given: CellInput, limit_s: float
+    measure: Callable[[CellInput], Figures], known: CellInput, limit_s: float
 ) -> Figures:
     """Measure in a process of its own, which ends with all it started; its error is a figure."""
     begun, spawned = time.perf_counter(), multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawned) as process:
         pid = process.submit(os.getpid).result()
         try:
-            figures = process.submit(measure, given).result(limit_s)
+            figures = process.submit(measure, known).result(limit_s)
         except Exception as error:  # whatever libraries raise, and a process that dies
             figures = {"failure": type(error).__name__, "text": f"{error.__cause__} {error}"}
         finally:
@@ -317,8 +317,8 @@ def _peft_logits(recipe: Recipe, tokens: int, dtype: str) -> list[float]:
     return logits
 
 
-def _furthest(logits: Sequence[float], others: Sequence[float]) -> float:
-    return max(abs(logit - other) for logit, other in zip(logits, others, strict=True))
+def _furthest(logits: Sequence[float], reference: Sequence[float]) -> float:
+    return max(abs(logit - exact) for logit, exact in zip(logits, reference, strict=True))
 
 
 def _stage(module: str, *arguments: str, statuses: Sequence[int] = (0,)) -> str:

@@ -30,22 +30,22 @@ def test_without_a_gpu_a_line_says_what_is_missing(
     assert not list(tmp_path.iterdir())
 
 
-def counted(given: CellInput) -> Figures:
+def counted(known: CellInput) -> Figures:
     """Notes in the home of its process that it was measured."""
     with (Path(os.environ["CENTURION_HOME"]) / "measured").open("a") as notes:
         notes.write("x")
-    return {"tokens": given.tokens, "text": "a\ntable"}
+    return {"tokens": known.tokens, "text": "a\ntable"}
 
 
-def broken(given: CellInput) -> Figures:
-    raise GuardError("no such kernel", got=given.before["first"]["tokens"])
+def broken(known: CellInput) -> Figures:
+    raise GuardError("no such kernel", got=known.before["first"]["tokens"])
 
 
-def dying(given: CellInput) -> Figures:
+def dying(known: CellInput) -> Figures:
     os._exit(3)
 
 
-def endless(given: CellInput) -> Figures:
+def endless(known: CellInput) -> Figures:
     time.sleep(600)
     return {}
 
