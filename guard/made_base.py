@@ -1,6 +1,6 @@
 """A base that is made once from another and kept: from a GGUF file, of a decoder's first layers, or
-both. It is a folder like any other base's, in the user's cache, and found by the content that it
-was made from. A process that is cut off leaves nothing; the next one begins anew.
+with rounded weights. It is a folder like any other base's, in the user's cache, and found by the
+content that it was made from. A process that is cut off leaves nothing; the next one begins anew.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GGUF = "gguf:"  # begins a base that a GGUF file holds
 MADE_BY = 1  # counts up when what is made of the same file changes
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "centurion" / "bases"
 COPIED = (".json", ".txt", ".model", ".jinja")  # suffixes of what a base has besides weights
-WEIGHTS_INDEX = "model.safetensors.index.json"
+WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def gguf_file(base: str, revision: str | None, home: Path, where: str) -> Path:
@@ -56,9 +56,9 @@ def made_from_gguf(path: Path, layers: int | None, where: str) -> Path:
         source = GgufFile(path)
         for name, content in source.other_files().items():
             (folder / name).write_text(content, encoding="utf-8")
-        _write(folder, source.config(), list(source.tensors()), layers, where)
+        _write_first(folder, source.config(), list(source.tensors()), layers, where)
 
-    return _made(path.stem, file_digest(path), layers, fill)
+    return made(path.stem, file_digest(path), layers, fill)
 
 
 def first_layers(base: Path, digest: str, layers: int, where: str) -> Path:
@@ -67,16 +67,25 @@ def first_layers(base: Path, digest: str, layers: int, where: str) -> Path:
     """
 
     def fill(folder: Path) -> None:
-        for path in base.iterdir():
-            if path.suffix in COPIED and path.name not in ("config.json", WEIGHTS_INDEX):
-                shutil.copyfile(path, folder / path.name)
-        config = json.loads((base / "config.json").read_text(encoding="utf-8"))
-        _write(folder, config, list(tensors_of(base)), layers, where)
+        copy_other_files(base, folder)
+        _write_first(folder, config_of(base), list(tensors_of(base)), layers, where)
 
-    return _made(base.name, digest, layers, fill)
+    return made(base.name, digest, layers, fill)
 
 
-def _made(name: str, digest: str, layers: int | None, fill: Callable[[Path], None]) -> Path:
+def config_of(base: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    return config
+
+
+def copy_other_files(base: Path, folder: Path) -> None:
+    """Copy what a base has besides its configuration and its weights."""
+    for path in base.iterdir():
+        if path.suffix in COPIED and path.name not in ("config.json", WEIGHTS_INDEX):
+            shutil.copyfile(path, folder / path.name)
+
+
+def made(name: str, digest: str, layers: int | None, fill: Callable[[Path], None]) -> Path:
     """The kept folder, which `fill` fills if this process is the first one to need it."""
     key = hashlib.sha256(f"{digest} {layers} {MADE_BY}".encode()).hexdigest()[:16]
     cut = f"-{layers}-layers" if layers else ""
@@ -92,15 +101,22 @@ def _made(name: str, digest: str, layers: int | None, fill: Callable[[Path], Non
             try:
                 fill(part)
                 part.rename(folder)
+            except OSError as error:
+                problem, remedy = (
+                    f"the base cannot be made: {error.strerror}",
+                    "Free some of the disk",
+                )
+                remedy += ", or set XDG_CACHE_HOME to a folder on a larger one"
+                raise GuardError(problem, where=folder, remedy=remedy) from error
             finally:
                 shutil.rmtree(part, ignore_errors=True)
     return folder
 
 
-def _write(
+def _write_first(
     folder: Path, config: dict[str, Any], tensors: list[Tensor], layers: int | None, where: str
 ) -> None:
-    """`config.json` and the weights of the first `layers`, all of them without a number."""
+    """Write the first `layers`, all of them without a number."""
     if layers is not None:
         numbers = [tensor.layer for tensor in tensors if tensor.layer is not None]
         most = 1 + max(numbers, default=-1)
@@ -112,8 +128,13 @@ def _write(
         config = config | {"num_hidden_layers": layers}
         if config.get("layer_types"):
             config["layer_types"] = config["layer_types"][:layers]
+    write_base(folder, config, tensors)
+
+
+def write_base(folder: Path, config: dict[str, Any], tensors: list[Tensor]) -> None:
+    """Write `config.json` and the weights."""
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     total = sum(tensor.size for tensor in tensors)
     title = f"making {folder.name.removesuffix('.part')}"
     with tqdm(total=total, desc=title, unit="B", unit_scale=True, disable=None) as bar:
-        write_tensors(folder / "model.safetensors", tensors, bar.update)
+        write_tensors(folder / WEIGHTS, tensors, bar.update)

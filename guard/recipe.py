@@ -12,7 +12,13 @@ from guard.base_files import downloaded_base, folder_digest, folder_or_hub_id, h
 from guard.errors import GuardError, choose_from
 from guard.files.yaml_file import Strict, load_named
 from guard.home import HOME, own_or_shipped
-from guard.machine.device import Device, installed_device, multiplies_bfloat16
+from guard.machine.device import (
+    Device,
+    has_int8_tiles,
+    installed_device,
+    multiplies_bfloat16,
+    multiplies_int8,
+)
 from guard.made_base import GGUF, first_layers, gguf_file, made_from_gguf
 from guard.method import METHODS, ActsFrom
 from guard.rule import Reads, Rule, RuleTurn
@@ -33,6 +39,10 @@ HARMLESS: dict[str, list[Any]] = {
     "load_format": ["auto", "safetensors"],
     "hf_overrides": [{}, *({"head_dtype": dtype} for dtype in ("model", "half", *get_args(Dtype)))],
 }
+EIGHT_BITS = (
+    "int8",
+    "fp8",
+)  # the quantizations in which a base is kept; nf4 is made while it loads
 DEFAULT_MAX_RANK = 16  # vLLM's, where the `engine` section states no max_lora_rank
 
 
@@ -111,7 +121,8 @@ class Recipe(Strict):
     # The file may have a mapping such as {cpu: float32, cuda: bfloat16}: this device's counts; and
     # `fastest`: bfloat16 on a GPU or a CPU that multiplies it, else float32.
     dtype: Dtype
-    quantization: Literal["nf4"] | None = None  # in training; adapters are served in `dtype`
+    quantization: Literal["nf4"] | None = None  # of the base in training
+    serving_quantization: Literal["int8", "fp8", "nf4"] | None = None  # of the base that answers
     context_tokens: int = Field(ge=128)
     window_tokens: int | None = Field(default=None, ge=16)  # of an encoder
     rule_turn: RuleTurn = "title"
@@ -169,7 +180,8 @@ class Recipe(Strict):
         if self.rule_turn not in kind.rule_turns:
             turns = " or ".join(kind.rule_turns)
             raise ValueError(f"`kind: {self.kind}` needs `rule_turn: {turns}`")
-        if kind.is_encoder and (self.answer_prefix or self.quantization):
+        quantizations = self.quantization, self.serving_quantization
+        if kind.is_encoder and (self.answer_prefix or any(quantizations)):
             raise ValueError("an encoder needs no answer_prefix and no quantization")
         if kind.is_encoder and self.reader is not None:
             raise ValueError("an encoder reads no rule: leave out reader")
@@ -177,6 +189,20 @@ class Recipe(Strict):
             raise ValueError("`layers` is for decoders: an encoder reads from its last layer")
         if kind.is_encoder and self.serving_memory != ServingMemory():
             raise ValueError("an encoder keeps no keys and values: leave out serving_memory")
+        return self
+
+    @model_validator(mode="after")
+    def _has_kernels(self) -> Recipe:
+        quantization = self.serving_quantization
+        if quantization is None or installed_device() == "cuda":
+            return self
+        name = f"serving_quantization: {quantization}"
+        if quantization != "int8":
+            raise ValueError(f"{name} is served on a GPU alone; on a CPU write int8")
+        if not multiplies_int8():
+            raise ValueError(f"{name} needs a CPU with AVX-VNNI, AVX-512 VNNI or AMX; leave it out")
+        if has_int8_tiles() and self.engine.get("dtype", self.dtype) == "float32":
+            raise ValueError(f"{name} by AMX reads bfloat16; write `dtype: bfloat16`")
         return self
 
     def _check_settings(self, method: str) -> None:
@@ -240,6 +266,10 @@ class Recipe(Strict):
         """
         dtype = self.engine.get("dtype", self.dtype)
         return self.model_copy(update={"engine": self.engine | {"dtype": dtype}})
+
+    @property
+    def trains_on_served_base(self) -> bool:
+        return self.quantization == self.serving_quantization
 
     @property
     def is_encoder(self) -> bool:
@@ -312,8 +342,30 @@ class Recipe(Strict):
         return hub_commit(self.base_path, self.revision, self._where)
 
     @property
+    def served_path(self) -> str:
+        """The folder or hub id of what answers: the base, or in 8 bits, made first."""
+        if self.serving_quantization not in EIGHT_BITS:
+            return self.base_path
+        from guard.quantized_base import quantized_base  # numpy, which recipes do not need
+
+        base = downloaded_base(self.base_path, self.commit, self._where)
+        quantization, digest = self.serving_quantization, self._base_digest
+        return str(quantized_base(base, digest, quantization, self._where))
+
+    @property
     def base_revision(self) -> str:
-        """What pins the base: the hub commit, or SHA-256 over the files of its folder."""
+        """What pins the base that answers: the hub commit, or SHA-256 over the files of its folder;
+        of a quantized one behind the name of its type.
+        """
+        if self.serving_quantization is None:
+            return self._base_digest
+        digest = self._base_digest
+        if self.serving_quantization in EIGHT_BITS:
+            digest = folder_digest(Path(self.served_path), self._where)
+        return f"{self.serving_quantization}:{digest}"
+
+    @property
+    def _base_digest(self) -> str:
         return self.commit or folder_digest(Path(self.base_path), self._where)
 
     @property

@@ -1,6 +1,7 @@
-"""The base that weights are served on, frozen, its linear layers by oneDNN where PyTorch's own
-products are slow, and refusals of a recipe by a library. Knows nothing of adapters or training
-loops."""
+"""Bases, frozen: whole, in 4 bits (QLoRA, Dettmers et al., 2023, arXiv 2305.14314), and as they are
+served. Their linear layers by oneDNN where PyTorch's own products are slow, and refusals of a
+recipe by a library. Knows nothing of adapters or training loops.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +13,71 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 
 from guard.errors import GuardError
 from guard.machine.device import is_slow_in_mkl
-from guard.recipe import Recipe
+from guard.recipe import EIGHT_BITS, Recipe
+from train.rounded import round_as_served
 
 ALLOCATED_AT = 64  # PyTorch's own memory is at multiples of so many bytes, a mapped file's not
 
 
 def load_served_base(recipe: Recipe, device: torch.device) -> PreTrainedModel:
-    """The base that weights are served on, in the dtype of training, frozen on `device`."""
+    """The base that weights are served on, in the dtype of training, frozen on `device`. Verdicts
+    are calibrated and tested on it.
+    """
+    if recipe.serving_quantization == "nf4":
+        return load_in_4_bits(recipe, device)
+    model = load_whole_base(recipe, device)
+    if recipe.serving_quantization in EIGHT_BITS:
+        round_as_served(model, Path(recipe.served_path))
+    return model
+
+
+def load_whole_base(recipe: Recipe, device: torch.device) -> PreTrainedModel:
+    """The base as it is, in the dtype of training, frozen on `device`."""
     model = AutoModelForCausalLM.from_pretrained(
         recipe.base_path, dtype=getattr(torch, recipe.dtype), **pinned(recipe)
     )
     return frozen(cast(nn.Module, model).to(device))
+
+
+def load_in_4_bits(recipe: Recipe, device: torch.device) -> PreTrainedModel:
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=getattr(torch, recipe.dtype),
+    )
+    check_4_bits(recipe, device)
+    model = AutoModelForCausalLM.from_pretrained(
+        recipe.base_path,
+        dtype=getattr(torch, recipe.dtype),
+        quantization_config=config,
+        device_map={"": device},
+        **pinned(recipe),
+    )
+    for module in model.modules():
+        # Else bitsandbytes packs weights for inference on a CPU in eval mode, and a product with
+        # packed ones has no gradient.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
+    return frozen(model)
+
+
+def check_4_bits(recipe: Recipe, device: torch.device) -> None:
+    """Raise GuardError where bitsandbytes is not there, or cannot quantise on this device."""
+    try:
+        import bitsandbytes
+
+        weights = torch.ones(64, 64, device=device)
+        bitsandbytes.functional.quantize_4bit(weights, quant_type="nf4")
+    except (ImportError, RuntimeError, NotImplementedError, AttributeError) as error:
+        problem = f"this machine cannot train in 4 bits: {error}"
+        where = f"recipe {recipe.name}: quantization"
+        remedy = "Remove the key, or install a build of bitsandbytes for this machine"
+        raise GuardError(problem, where=where, got="nf4", remedy=remedy) from error
 
 
 def pinned(recipe: Recipe) -> dict[str, Any]:

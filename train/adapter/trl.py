@@ -48,9 +48,9 @@ def fit(job: Job, data: Rows) -> PeftModel:
     trainer = trl_trainer(job, data)
     trainer.train(resume_from_checkpoint=checkpoint)
     trained = cast(PeftModel, trainer.accelerator.unwrap_model(trainer.model))
-    if job.recipe.quantization:
-        return _on_served_base(job, trained, trainer.args.device)
-    return trained
+    if job.recipe.trains_on_served_base:
+        return trained
+    return _on_served_base(job, trained, trainer.args.device)
 
 
 def trl_trainer(job: Job, data: Rows) -> VerdictTrainer:

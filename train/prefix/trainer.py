@@ -53,11 +53,11 @@ def fit(jobs: Sequence[tuple[Job, Rows]]) -> Iterator[TrainedAdapter | GuardErro
 def _fitted(fleet: Fleet, recipe: Recipe) -> Iterator[TrainedAdapter | GuardError]:
     fleet.train()
     logits: list[list[float]] = []
-    if not recipe.quantization:
+    if recipe.trains_on_served_base:
         logits = fleet.logits()
     fleet.stacked.take_out()
     served = fleet.stacked.model
-    if recipe.quantization:
+    if not recipe.trains_on_served_base:
         served = load_served_base(recipe, served.device)
     for index, member in enumerate(fleet.members):
         if member.failure:
@@ -67,11 +67,10 @@ def _fitted(fleet: Fleet, recipe: Recipe) -> Iterator[TrainedAdapter | GuardErro
         trained = TrainedAdapter(adapter, member.job)
         if member.head:
             trained = replace(trained, head=member.head.as_trained())
-        if recipe.quantization:
-            # The quantised base, which it was trained on, gives other verdicts than the served one.
-            answered = trained.logits([row.prompt for row in member.answered])
-        else:
+        if recipe.trains_on_served_base:
             answered = logits[index]
+        else:  # what it was trained on gives other verdicts
+            answered = trained.logits([row.prompt for row in member.answered])
         trained = replace(trained, validation_logits=answered)
         try:
             yield with_head_of_own_rows(trained, member.data)
