@@ -141,8 +141,9 @@ class Stage:
 def _agreements(answers: Served) -> dict[str, Agreement]:
     """The engine against PEFT, by method. Raises GuardError where they disagree."""
     agreements, trial = {}, answers.trial
+    precision = trial.recipe.serving_quantization or trial.recipe.serving_dtype
     for method in trial.methods:
         contestants = trial.by_seed(method).values()
         served = [(contestant, answers.rows(contestant)) for contestant in contestants]
-        agreements[method] = agreement(served, trial.recipe.serving_dtype)
+        agreements[method] = agreement(served, precision)
     return agreements

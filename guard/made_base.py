@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,10 @@ GGUF = "gguf:"  # begins a base that a GGUF file holds
 MADE_BY = 1  # counts up when what is made of the same file changes
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "centurion" / "bases"
 COPIED = (".json", ".txt", ".model", ".jinja")  # suffixes of what a base has besides weights
-WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS_INDEX = "model.safetensors.index.json"
+
+Content = tuple[dict[str, Any], list[Tensor]]  # configuration and weights
+Change = Callable[[dict[str, Any], list[Tensor]], Content]
 
 
 def gguf_file(base: str, revision: str | None, home: Path, where: str) -> Path:
@@ -56,36 +60,32 @@ def made_from_gguf(path: Path, layers: int | None, where: str) -> Path:
         source = GgufFile(path)
         for name, content in source.other_files().items():
             (folder / name).write_text(content, encoding="utf-8")
-        _write_first(folder, source.config(), list(source.tensors()), layers, where)
+        _write(folder, *_first(layers, where, source.config(), list(source.tensors())))
 
-    return made(path.stem, file_digest(path), layers, fill)
+    return _made(path.stem, file_digest(path), layers, fill)
 
 
 def first_layers(base: Path, digest: str, layers: int, where: str) -> Path:
     """The folder with the first `layers` of a base in safetensors, its final norm and its head.
     `digest` tells the base from every other one.
     """
+    return remade(base, base.name, digest, partial(_first, layers, where), layers)
+
+
+def remade(base: Path, name: str, digest: str, change: Change, layers: int | None = None) -> Path:
+    """The folder of a base in safetensors whose configuration and weights are changed."""
 
     def fill(folder: Path) -> None:
-        copy_other_files(base, folder)
-        _write_first(folder, config_of(base), list(tensors_of(base)), layers, where)
+        for path in base.iterdir():
+            if path.suffix in COPIED and path.name not in ("config.json", WEIGHTS_INDEX):
+                shutil.copyfile(path, folder / path.name)
+        config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+        _write(folder, *change(config, list(tensors_of(base))))
 
-    return made(base.name, digest, layers, fill)
-
-
-def config_of(base: Path) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((base / "config.json").read_text(encoding="utf-8"))
-    return config
+    return _made(name, digest, layers, fill)
 
 
-def copy_other_files(base: Path, folder: Path) -> None:
-    """Copy what a base has besides its configuration and its weights."""
-    for path in base.iterdir():
-        if path.suffix in COPIED and path.name not in ("config.json", WEIGHTS_INDEX):
-            shutil.copyfile(path, folder / path.name)
-
-
-def made(name: str, digest: str, layers: int | None, fill: Callable[[Path], None]) -> Path:
+def _made(name: str, digest: str, layers: int | None, fill: Callable[[Path], None]) -> Path:
     """The kept folder, which `fill` fills if this process is the first one to need it."""
     key = hashlib.sha256(f"{digest} {layers} {MADE_BY}".encode()).hexdigest()[:16]
     cut = f"-{layers}-layers" if layers else ""
@@ -102,39 +102,35 @@ def made(name: str, digest: str, layers: int | None, fill: Callable[[Path], None
                 fill(part)
                 part.rename(folder)
             except OSError as error:
-                problem, remedy = (
-                    f"the base cannot be made: {error.strerror}",
-                    "Free some of the disk",
-                )
-                remedy += ", or set XDG_CACHE_HOME to a folder on a larger one"
+                problem = f"the base cannot be made: {error.strerror}"
+                remedy = "Free some of the disk, or set XDG_CACHE_HOME to a folder on another"
                 raise GuardError(problem, where=folder, remedy=remedy) from error
             finally:
                 shutil.rmtree(part, ignore_errors=True)
     return folder
 
 
-def _write_first(
-    folder: Path, config: dict[str, Any], tensors: list[Tensor], layers: int | None, where: str
-) -> None:
-    """Write the first `layers`, all of them without a number."""
-    if layers is not None:
-        numbers = [tensor.layer for tensor in tensors if tensor.layer is not None]
-        most = 1 + max(numbers, default=-1)
-        if layers > most:
-            problem = "the base has fewer layers, or none called model.layers.N"
-            remedy = f"State 1 to {most}, or leave out `layers`"
-            raise GuardError(problem, where=f"{where}: layers", got=layers, remedy=remedy)
-        tensors = [tensor for tensor in tensors if (tensor.layer or 0) < layers]
-        config = config | {"num_hidden_layers": layers}
-        if config.get("layer_types"):
-            config["layer_types"] = config["layer_types"][:layers]
-    write_base(folder, config, tensors)
+def _first(
+    layers: int | None, where: str, config: dict[str, Any], tensors: list[Tensor]
+) -> Content:
+    """What is left of a base with the first `layers`, all of them without a number."""
+    if layers is None:
+        return config, tensors
+    numbers = [tensor.layer for tensor in tensors if tensor.layer is not None]
+    most = 1 + max(numbers, default=-1)
+    if layers > most:
+        problem = "the base has fewer layers, or none called model.layers.N"
+        remedy = f"State 1 to {most}, or leave out `layers`"
+        raise GuardError(problem, where=f"{where}: layers", got=layers, remedy=remedy)
+    config = config | {"num_hidden_layers": layers}
+    if config.get("layer_types"):
+        config["layer_types"] = config["layer_types"][:layers]
+    return config, [tensor for tensor in tensors if (tensor.layer or 0) < layers]
 
 
-def write_base(folder: Path, config: dict[str, Any], tensors: list[Tensor]) -> None:
-    """Write `config.json` and the weights."""
+def _write(folder: Path, config: dict[str, Any], tensors: list[Tensor]) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     total = sum(tensor.size for tensor in tensors)
     title = f"making {folder.name.removesuffix('.part')}"
     with tqdm(total=total, desc=title, unit="B", unit_scale=True, disable=None) as bar:
-        write_tensors(folder / WEIGHTS, tensors, bar.update)
+        write_tensors(folder / "model.safetensors", tensors, bar.update)

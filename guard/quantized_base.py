@@ -1,103 +1,84 @@
-"""A base whose linear layers are in 8 bits, made once from another and kept, in the format of
-compressed-tensors. Each output channel of a weight has a scale of its own. Embedding, output layer
-and norms stay as they are; who computes rounds each token's activations. Knows no kernels.
+"""A base whose linear layers are in 8 bits, each output channel with a scale of its own, made once
+from another in the format of compressed-tensors. The rest stays as it is. Knows no kernels.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from guard.base_weights import Tensor, tensors_of
+from guard.base_weights import Tensor
 from guard.errors import GuardError
-from guard.made_base import config_of, copy_other_files, made, write_base
+from guard.made_base import Content, remade
 
 SCALE = "_scale"  # behind the name of a weight
 FLOATS = {"F32": np.float32, "F16": np.float16}  # those that numpy has
 
 
-@dataclass(frozen=True)
-class EightBits:
-    """A type of 8 bits: its names in safetensors and in compressed-tensors, its largest value, and
-    what gives the nearest values of it.
-    """
+class EightBits(NamedTuple):
+    """A type's names in safetensors and in compressed-tensors, and its largest value."""
 
     dtype: str
     kind: str
-    largest: float
-    nearest: Callable[[np.ndarray], np.ndarray]
+    largest: int
 
 
-def _nearest_int8(scaled: np.ndarray) -> np.ndarray:
-    return np.rint(scaled).astype(np.int8)
-
-
-def _nearest_float8(scaled: np.ndarray) -> np.ndarray:
-    """Codes of E4M3: a sign, four bits of exponent, three of mantissa; the last is no number."""
-    exponents, mantissas = np.divmod(np.arange(127), 8)
-    has_leading_one = np.minimum(exponents, 1)
-    values = np.ldexp(has_leading_one + mantissas / 8, np.maximum(exponents, 1) - 7)
-    halfway = (values[1:] + values[:-1]) / 2
-    codes = np.searchsorted(halfway, np.abs(scaled)) + 128 * (scaled < 0)
-    return codes.astype(np.uint8)
-
-
-TYPES = {
-    "int8": EightBits("I8", "int", 127, _nearest_int8),
-    "fp8": EightBits("F8_E4M3", "float", 448, _nearest_float8),
-}
+TYPES = {"int8": EightBits("I8", "int", 127), "fp8": EightBits("F8_E4M3", "float", 448)}
 
 
 def quantized_base(base: Path, digest: str, name: str, where: str) -> Path:
     """The folder of the base in the type of this name. `digest` tells the base from every other
     one. Raises GuardError for a base without linear layers that are known as such.
     """
-    bits = TYPES[name]
 
-    def fill(folder: Path) -> None:
-        copy_other_files(base, folder)
+    def change(config: dict[str, Any], whole: list[Tensor]) -> Content:
         tensors: list[Tensor] = []
-        for tensor in tensors_of(base):
-            tensors += _quantized(tensor, bits)
-        if not any(tensor.dtype == bits.dtype for tensor in tensors):
-            problem, remedy = "no linear layers are called model.layers.N", "Leave it out"
-            key = f"{where}: serving_quantization"
-            raise GuardError(problem, where=key, got=base, remedy=remedy)
-        write_base(folder, config_of(base) | {"quantization_config": _config(bits)}, tensors)
+        for tensor in whole:
+            tensors += _quantized(tensor, TYPES[name])
+        if len(tensors) == len(whole):
+            problem = "the base has no linear layers called model.layers.N"
+            raise GuardError(problem, where=f"{where}: serving_quantization", remedy="Leave it out")
+        return config | {"quantization_config": _config(TYPES[name])}, tensors
 
-    return made(f"{base.name}-{name}", f"{digest} {name}", None, fill)
+    return remade(base, f"{base.name}-{name}", f"{digest} {name}", change)
 
 
 def _quantized(tensor: Tensor, bits: EightBits) -> list[Tensor]:
-    """A linear layer's weight in 8 bits, and its scales; any other tensor as it is. Either is
-    computed when it is read, and not kept.
-    """
+    """A linear layer's weight in 8 bits and its scales; any other tensor as it is."""
     if tensor.layer is None or len(tensor.shape) != 2 or not tensor.name.endswith(".weight"):
         return [tensor]
-    channels = tensor.shape[0]
+    name, shape, channels = tensor.name, tensor.shape, tensor.shape[0]
 
-    def levels() -> bytes:
-        weights = _float32(tensor)
-        return bits.nearest(weights / _scales(weights, bits)).tobytes()
+    def read(part: int) -> bytes:
+        return _levels_and_scales(_float32(tensor), bits)[part].tobytes()
 
-    def scales() -> bytes:
-        return _scales(_float32(tensor), bits).tobytes()
-
-    return [
-        Tensor(tensor.name, bits.dtype, tensor.shape, math.prod(tensor.shape), levels),
-        Tensor(tensor.name + SCALE, "F32", (channels, 1), 4 * channels, scales),
-    ]
+    levels = Tensor(name, bits.dtype, shape, math.prod(shape), partial(read, 0))
+    return [levels, Tensor(name + SCALE, "F32", (channels, 1), 4 * channels, partial(read, 1))]
 
 
-def _scales(weights: np.ndarray, bits: EightBits) -> np.ndarray:
-    """What a level of each output channel is worth, [out, 1]."""
-    scales: np.ndarray = np.abs(weights).max(axis=1, keepdims=True) / np.float32(bits.largest)
-    return np.where(scales > 0, scales, np.float32(1))
+def _levels_and_scales(weights: np.ndarray, bits: EightBits) -> tuple[np.ndarray, np.ndarray]:
+    """The weights [out, in] as values of the type, and what one is worth in each row."""
+    scales = np.abs(weights).max(axis=1, keepdims=True) / np.float32(bits.largest)
+    scales = np.where(scales > 0, scales, np.float32(1))
+    if bits.kind == "int":
+        return np.rint(weights / scales).astype(np.int8), scales
+    return _float8(weights / scales), scales
+
+
+def _float8(scaled: np.ndarray) -> np.ndarray:
+    """Codes of E4M3: a sign, four bits of exponent, three of mantissa; the last is no number."""
+    exponents, mantissas = np.divmod(np.arange(127), 8)
+    has_leading_one = np.minimum(exponents, 1)
+    values = np.ldexp(has_leading_one + mantissas / 8, np.maximum(exponents, 1) - 7)
+    halfway = (values[1:] + values[:-1]) / 2
+    below, above = (np.searchsorted(halfway, np.abs(scaled), side) for side in ("left", "right"))
+    codes = np.where(below % 2 == 0, below, above)  # of two as near the even one
+    signed: np.ndarray = codes + 128 * (scaled < 0)
+    return signed.astype(np.uint8)
 
 
 def _float32(tensor: Tensor) -> np.ndarray:

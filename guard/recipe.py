@@ -12,13 +12,7 @@ from guard.base_files import downloaded_base, folder_digest, folder_or_hub_id, h
 from guard.errors import GuardError, choose_from
 from guard.files.yaml_file import Strict, load_named
 from guard.home import HOME, own_or_shipped
-from guard.machine.device import (
-    Device,
-    has_int8_tiles,
-    installed_device,
-    multiplies_bfloat16,
-    multiplies_int8,
-)
+from guard.machine.device import INT8_FLAGS, Device, cpu_info, installed_device, multiplies_bfloat16
 from guard.made_base import GGUF, first_layers, gguf_file, made_from_gguf
 from guard.method import METHODS, ActsFrom
 from guard.rule import Reads, Rule, RuleTurn
@@ -39,10 +33,7 @@ HARMLESS: dict[str, list[Any]] = {
     "load_format": ["auto", "safetensors"],
     "hf_overrides": [{}, *({"head_dtype": dtype} for dtype in ("model", "half", *get_args(Dtype)))],
 }
-EIGHT_BITS = (
-    "int8",
-    "fp8",
-)  # the quantizations in which a base is kept; nf4 is made while it loads
+EIGHT_BITS = ("int8", "fp8")  # in which a base is kept; nf4 is made while it loads
 DEFAULT_MAX_RANK = 16  # vLLM's, where the `engine` section states no max_lora_rank
 
 
@@ -180,8 +171,8 @@ class Recipe(Strict):
         if self.rule_turn not in kind.rule_turns:
             turns = " or ".join(kind.rule_turns)
             raise ValueError(f"`kind: {self.kind}` needs `rule_turn: {turns}`")
-        quantizations = self.quantization, self.serving_quantization
-        if kind.is_encoder and (self.answer_prefix or any(quantizations)):
+        of_decoders = self.answer_prefix or self.quantization or self.serving_quantization
+        if kind.is_encoder and of_decoders:
             raise ValueError("an encoder needs no answer_prefix and no quantization")
         if kind.is_encoder and self.reader is not None:
             raise ValueError("an encoder reads no rule: leave out reader")
@@ -199,9 +190,10 @@ class Recipe(Strict):
         name = f"serving_quantization: {quantization}"
         if quantization != "int8":
             raise ValueError(f"{name} is served on a GPU alone; on a CPU write int8")
-        if not multiplies_int8():
+        flags = cpu_info("flags").split()
+        if INT8_FLAGS.isdisjoint(flags):
             raise ValueError(f"{name} needs a CPU with AVX-VNNI, AVX-512 VNNI or AMX; leave it out")
-        if has_int8_tiles() and self.engine.get("dtype", self.dtype) == "float32":
+        if "amx_int8" in flags and self.engine.get("dtype", self.dtype) == "float32":
             raise ValueError(f"{name} by AMX reads bfloat16; write `dtype: bfloat16`")
         return self
 
@@ -349,24 +341,18 @@ class Recipe(Strict):
         from guard.quantized_base import quantized_base  # numpy, which recipes do not need
 
         base = downloaded_base(self.base_path, self.commit, self._where)
-        quantization, digest = self.serving_quantization, self._base_digest
-        return str(quantized_base(base, digest, quantization, self._where))
+        digest = self.commit or folder_digest(base, self._where)
+        return str(quantized_base(base, digest, self.serving_quantization, self._where))
 
     @property
     def base_revision(self) -> str:
         """What pins the base that answers: the hub commit, or SHA-256 over the files of its folder;
-        of a quantized one behind the name of its type.
+        of a quantized one behind the quantization's name.
         """
-        if self.serving_quantization is None:
-            return self._base_digest
-        digest = self._base_digest
-        if self.serving_quantization in EIGHT_BITS:
-            digest = folder_digest(Path(self.served_path), self._where)
-        return f"{self.serving_quantization}:{digest}"
-
-    @property
-    def _base_digest(self) -> str:
-        return self.commit or folder_digest(Path(self.base_path), self._where)
+        path, quantization = self.served_path, self.serving_quantization
+        commit = hub_commit(path, self.revision, self._where)
+        revision = commit or folder_digest(Path(path), self._where)
+        return f"{quantization}:{revision}" if quantization else revision
 
     @property
     def _where(self) -> str:

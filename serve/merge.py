@@ -71,6 +71,9 @@ def merge(recipe: Recipe, adapter: Path, folder: Path) -> None:
     what the adapter alone would keep, and the benchmark says how much. Raises GuardError for
     weights that do not act on the whole prompt, and for an adapter of another base.
     """
+    if recipe.serving_quantization:
+        where, remedy = f"recipe {recipe.name}: serving_quantization", "Serve the LoRA as it is"
+        raise GuardError("merged weights are not quantized", where=where, remedy=remedy)
     card = load_card(adapter)
     method = METHODS[card.method]
     if method.acts_from in UNMERGEABLE:

@@ -17,52 +17,39 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedMod
 
 from guard.errors import GuardError
 from guard.machine.device import is_slow_in_mkl
-from guard.recipe import EIGHT_BITS, Recipe
-from train.rounded import round_as_served
+from guard.recipe import Recipe
+from train.rounded import TYPES, round_as_served
 
 ALLOCATED_AT = 64  # PyTorch's own memory is at multiples of so many bytes, a mapped file's not
 
 
 def load_served_base(recipe: Recipe, device: torch.device) -> PreTrainedModel:
-    """The base that weights are served on, in the dtype of training, frozen on `device`. Verdicts
-    are calibrated and tested on it.
-    """
-    if recipe.serving_quantization == "nf4":
-        return load_in_4_bits(recipe, device)
-    model = load_whole_base(recipe, device)
-    if recipe.serving_quantization in EIGHT_BITS:
-        round_as_served(model, Path(recipe.served_path))
-    return model
+    """The base that weights are served on: their verdicts are calibrated and tested on it."""
+    return load_base_in(recipe.serving_quantization, recipe, device)
 
 
-def load_whole_base(recipe: Recipe, device: torch.device) -> PreTrainedModel:
-    """The base as it is, in the dtype of training, frozen on `device`."""
-    model = AutoModelForCausalLM.from_pretrained(
-        recipe.base_path, dtype=getattr(torch, recipe.dtype), **pinned(recipe)
-    )
-    return frozen(cast(nn.Module, model).to(device))
-
-
-def load_in_4_bits(recipe: Recipe, device: torch.device) -> PreTrainedModel:
-    config = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=getattr(torch, recipe.dtype),
-    )
-    check_4_bits(recipe, device)
-    model = AutoModelForCausalLM.from_pretrained(
-        recipe.base_path,
-        dtype=getattr(torch, recipe.dtype),
-        quantization_config=config,
-        device_map={"": device},
-        **pinned(recipe),
-    )
+def load_base_in(quantization: str | None, recipe: Recipe, device: torch.device) -> PreTrainedModel:
+    """The base in a quantization and the dtype of training, frozen on `device`."""
+    dtype, options = getattr(torch, recipe.dtype), pinned(recipe)
+    if quantization == "nf4":
+        check_4_bits(recipe, device)
+        options["device_map"] = {"": device}
+        options["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+        )
+    model = AutoModelForCausalLM.from_pretrained(recipe.base_path, dtype=dtype, **options)
     for module in model.modules():
         # Else bitsandbytes packs weights for inference on a CPU in eval mode, and a product with
         # packed ones has no gradient.
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
+    if quantization != "nf4":
+        cast(nn.Module, model).to(device)
+    if quantization in TYPES:
+        round_as_served(model, TYPES[quantization])
     return frozen(model)
 
 

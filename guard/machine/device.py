@@ -21,9 +21,8 @@ CPU_INFO = Path("/proc/cpuinfo")
 BUSY_SAMPLE_S = 0.3
 MOST_BUSY = 0.5  # cores that others may use before a warning
 BFLOAT16_FLAGS = frozenset(["amx_bf16", "avx512_bf16"])  # as Linux names the instructions
-AMX_INT8 = "amx_int8"
-# Sums of products that do not saturate, as those of older instructions may.
-INT8_FLAGS = frozenset([AMX_INT8, "avx512_vnni", "avx_vnni"])
+# With older instructions sums of products of int8 may saturate.
+INT8_FLAGS = frozenset(["amx_int8", "avx512_vnni", "avx_vnni"])
 
 
 def usable_cores() -> set[int]:
@@ -51,14 +50,6 @@ def missing_for_compiling() -> str | None:
 
 def multiplies_bfloat16() -> bool:
     return not BFLOAT16_FLAGS.isdisjoint(cpu_info("flags").split())
-
-
-def multiplies_int8() -> bool:
-    return not INT8_FLAGS.isdisjoint(cpu_info("flags").split())
-
-
-def has_int8_tiles() -> bool:
-    return AMX_INT8 in cpu_info("flags").split()
 
 
 def is_slow_in_mkl() -> bool:

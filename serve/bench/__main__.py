@@ -24,6 +24,7 @@ BENCHES: dict[str, str] = {
     "encoder": "serve.bench.encoder",
     "calibrate": "serve.bench.calibrate",
     "gpu_check": "serve.bench.gpu_check",
+    "quantized": "serve.bench.quantized",
 }
 
 

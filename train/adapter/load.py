@@ -19,16 +19,14 @@ from guard.method import METHODS
 from guard.recipe import Recipe
 from train.adapter.reader import check_reader
 from train.adapter.settings import lora_config, trainer_config
-from train.base import check_4_bits, load_in_4_bits, load_whole_base, pinned, refusals
+from train.base import check_4_bits, load_base_in, pinned, refusals
 from train.head.fit import check_fit_settings
 from train.job import Job
 
 
 def load_base(recipe: Recipe, device: torch.device) -> PreTrainedModel:
     """The base that adapters are trained on, frozen on `device`."""
-    if recipe.quantization:
-        return load_in_4_bits(recipe, device)
-    return load_whole_base(recipe, device)
+    return load_base_in(recipe.quantization, recipe, device)
 
 
 def check_adapter(job: Job) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from guard.errors import GuardError
@@ -32,6 +33,7 @@ ENCODERS = {
 WORKSPACE_BYTES = 4 * GIB
 ALL_ADAPTERS = 1_000_000  # more than there are; vLLM takes memory only for those that exist
 LARGEST_SHARE = 0.92  # of a GPU's memory, vLLM's own
+BYTES = {"int8": 1.0, "fp8": 1.0, "nf4": 0.5}  # of a quantized weight
 
 DEFAULTS: dict[str, Any] = {
     "enable_lora": True,  # without adapters too: heads need none, and one may be added later
@@ -49,11 +51,13 @@ DEFAULTS: dict[str, Any] = {
 def stated_args(recipe: Recipe, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments from defaults, recipe and caller, before any follow from the adapters."""
     base = {
-        "model": recipe.base_path,
+        "model": recipe.served_path,
         "revision": recipe.commit,
         "dtype": recipe.serving_dtype,
         "max_model_len": recipe.context_tokens,
     }
+    if recipe.serving_quantization == "nf4":
+        base |= {"quantization": "bitsandbytes", "load_format": "bitsandbytes"}
     return {**DEFAULTS, **base, **recipe.engine, **overrides}
 
 
@@ -119,6 +123,9 @@ def _complete(args: dict[str, Any]) -> None:
 def _refuse_what_fails_later(recipe: Recipe, args: Mapping[str, Any]) -> None:
     """Raise GuardError for what vLLM takes and then fails at, or answers wrongly with."""
     where, remedy = f"recipe {recipe.name}: engine", "Leave it out"
+    if recipe.serving_quantization == "nf4" and find_spec("vllm_bnb_plugin") is None:
+        problem, remedy = "vLLM's plugin for bitsandbytes is not installed", "Run `make setup`"
+        raise GuardError(problem, where=where, got="serving_quantization: nf4", remedy=remedy)
     if args.get("specialize_active_lora"):
         problem = "vLLM's specialize_active_lora leaves adapters out of captured graphs"
         raise GuardError(f"{problem}: verdicts would be wrong", where=where, remedy=remedy)
@@ -189,8 +196,12 @@ def sizes_of(recipe: Recipe, max_rank: int, targets: Sequence[str] | None) -> Si
     width = getattr(torch, recipe.serving_dtype).itemsize
     with torch.device("meta"):  # shapes only
         model = AutoModelForCausalLM.from_config(config)
+    narrower = width - BYTES.get(recipe.serving_quantization or "", width)
+    weights = width * sum(weight.numel() for weight in model.parameters())
     tensors: dict[str, list[int]] = {}  # A [rank, in] and B [out, rank], by a layer's last name
     for name, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Linear) and layer is not model.get_output_embeddings():
+            weights -= narrower * layer.weight.numel()
         if isinstance(layer, torch.nn.Linear | torch.nn.Embedding):
             sides = [max_rank * side * width for side in layer.weight.shape]
             tensors.setdefault(name.rpartition(".")[2], []).extend(sides)
@@ -199,9 +210,7 @@ def sizes_of(recipe: Recipe, max_rank: int, targets: Sequence[str] | None) -> Si
         remedy = f"With serving_memory, name layers as the base's files do: {names}"
         got = f"lora_target_modules: {', '.join(unknown)}"
         raise GuardError("no layer of the base has this name", got=got, remedy=remedy)
-    adapted_names = set(tensors)
-    if targets is not None:
-        adapted_names = set(targets)
+    adapted_names = set(tensors if targets is None else targets)
     adapted = list(itertools.chain(*(tensors[name] for name in adapted_names)))
     head_size = getattr(config, "head_dim", None)
     if head_size is None:
@@ -210,7 +219,7 @@ def sizes_of(recipe: Recipe, max_rank: int, targets: Sequence[str] | None) -> Si
         token=2 * config.num_hidden_layers * config.num_key_value_heads * head_size * width,
         adapter=sum(adapted),
         host_adapter=sum(map(_host_bytes, adapted)),
-        weights=sum(weight.numel() for weight in model.parameters()) * width,
+        weights=round(weights),
     )
 
 

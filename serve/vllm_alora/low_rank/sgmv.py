@@ -228,6 +228,14 @@ def ranks_of(weights: Any, slices: int) -> list[int]:
     return ranks
 
 
+@seam("vllm.lora.layers.utils:_get_lora_device", "base_layer")
+def get_lora_device(original: Callable[[Any], Any], base_layer: Any) -> Any:
+    """Where a layer's adapters lie: beside its scales where oneDNN has packed its weight away."""
+    if getattr(base_layer, "weight", base_layer) is None:
+        return base_layer.weight_scale.device
+    return original(base_layer)
+
+
 @seam(
     "vllm.lora.punica_wrapper.punica_base:PunicaWrapperBase.update_metadata",
     "self mapping lora_index_to_id max_loras vocab_size kwargs",
