@@ -24,7 +24,7 @@ TOLERANCE_NATS |= {"int8": 1.5, "fp8": 1.5, "nf4": 0.5}
 MEAN_SHARE = 0.1  # of the tolerance
 # A correct engine may have one prompt in so many, but at least one, beyond the tolerance without a
 # flip (logits far from the threshold, where bfloat16 has wider steps). The same holds for flips
-# within the tolerance (logits next to the threshold), and for refusals.
+# within the tolerance (logits next to the threshold), and for refusals. Noisier types have more.
 PROMPTS_PER_EXCEPTION = 100
 
 ServedMethods = Sequence[tuple[Contestant, Sequence[ServedRow]]]
@@ -92,7 +92,8 @@ def _differences(served: ServedMethods) -> tuple[list[float], list[tuple[float, 
 
 
 def _broken(measured: Agreement, flips_beyond: int) -> list[str]:
-    n, few = measured.prompts, _few(measured.prompts)
+    noise = measured.tolerance / TOLERANCE_NATS["bfloat16"]
+    n, few = measured.prompts, _few(measured.prompts, noise)
     largest_mean = MEAN_SHARE * measured.tolerance
     broken = []
     if flips_beyond:
@@ -123,5 +124,5 @@ def _refuse_gaps(served: ServedMethods, folder: Path) -> None:
         raise GuardError(problem, where=folder, got=got, remedy=remedy)
 
 
-def _few(n: int) -> int:
-    return max(1, n // PROMPTS_PER_EXCEPTION)
+def _few(n: int, noise: float = 1.0) -> int:
+    return max(1, int(n * max(noise, 1.0)) // PROMPTS_PER_EXCEPTION)

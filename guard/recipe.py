@@ -347,7 +347,7 @@ class Recipe(Strict):
     @property
     def base_revision(self) -> str:
         """What pins the base that answers: the hub commit, or SHA-256 over the files of its folder;
-        of a quantized one behind the quantization's name.
+        of a quantised one behind the quantization's name.
         """
         path, quantization = self.served_path, self.serving_quantization
         commit = hub_commit(path, self.revision, self._where)

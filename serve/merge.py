@@ -73,7 +73,7 @@ def merge(recipe: Recipe, adapter: Path, folder: Path) -> None:
     """
     if recipe.serving_quantization:
         where, remedy = f"recipe {recipe.name}: serving_quantization", "Serve the LoRA as it is"
-        raise GuardError("merged weights are not quantized", where=where, remedy=remedy)
+        raise GuardError("merged weights are not quantised", where=where, remedy=remedy)
     card = load_card(adapter)
     method = METHODS[card.method]
     if method.acts_from in UNMERGEABLE:

@@ -1,4 +1,4 @@
-"""What a quantized base (as the recipe says, or int8) costs trained rules in verdicts, and saves.
+"""What a quantised base (as the recipe says, or int8) costs trained rules in verdicts, and saves.
 
 Rules judge their test rows on the whole base and on this one, each conversation from an empty
 cache, with thresholds chosen there by the validation rows. Weights are counted by their shapes.

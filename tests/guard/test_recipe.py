@@ -96,6 +96,7 @@ MISTAKES_OF_ENCODER = [
     ("head: {}", "alora: {}", "no method of `kind: encoder`: alora"),
     ("rule_turn: none", "", "needs `rule_turn: none`"),
     ("dtype: float32", "dtype: float32\nquantization: nf4", "no quantization"),
+    ("dtype: float32", "dtype: float32\nserving_quantization: int8", "no quantization"),
     ("dtype: float32", "dtype: float32\nreader: toy/reader", "leave out reader"),
 ]
 
@@ -157,6 +158,50 @@ def test_a_float32_base_is_served_in_bfloat16_by_a_cpu_that_multiplies_it(
         assert (recipe.dtype, recipe.serving_dtype) == (trained, served)
         assert recipe.served_as_trained().serving_dtype == (served if stated else trained)
         assert write(tmp_path, ENCODER).serving_dtype == "float32"
+
+
+UNSERVED = [
+    ("int4", "bfloat16", "avx512_vnni", "'serving_quantization': input should be 'int8', 'fp8'"),
+    ("fp8", "bfloat16", "avx512_vnni", "fp8 is served on a GPU alone; on a CPU write int8"),
+    ("nf4", "bfloat16", "amx_int8", "nf4 is served on a GPU alone"),
+    ("int8", "bfloat16", "avx2 avx512f", "int8 needs a CPU with AVX-VNNI"),
+    ("int8", "float32", "avx512_vnni amx_int8", "by AMX reads bfloat16; write `dtype: bfloat16`"),
+]
+
+
+def test_a_base_is_served_in_a_type_that_the_machine_multiplies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it is trained in. No recipe of the project is served in any."""
+    for quantization, dtype, flags, told in UNSERVED:
+        text = TOY.replace("bfloat16", f"{dtype}\nserving_quantization: {quantization}")
+        monkeypatch.setattr(guard.recipe, "cpu_info", lambda _, flags=flags: flags)
+        monkeypatch.setattr(guard.recipe, "installed_device", lambda: "cpu")
+        with pytest.raises(GuardError, match=told):
+            write(tmp_path, text)
+        monkeypatch.setattr(guard.recipe, "cpu_info", lambda _: "avx_vnni")
+        monkeypatch.setattr(guard.recipe, "installed_device", lambda: "cuda")
+        if quantization != "int4":
+            assert not write(tmp_path, text).trains_on_served_base
+            assert write(tmp_path, f"{text}\nquantization: nf4").trains_on_served_base == (
+                quantization == "nf4"
+            )
+    assert not any("serving_quantization" in path.read_text() for path in MODELS.glob("*.yaml"))
+
+
+def test_a_quantised_base_is_another_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("guard.made_base.CACHE", tmp_path)
+    whole = load_recipe("tiny")
+    revisions = {whole.base_revision}
+    for name in ("int8", "fp8", "nf4"):
+        quantised = whole.model_copy(update={"serving_quantization": name})
+        revisions.add(quantised.base_revision)
+        assert quantised.base_revision.startswith(f"{name}:")
+        assert (quantised.served_path == whole.base_path) == (name == "nf4")
+        assert quantised.base_path == whole.base_path and quantised.commit is None
+    assert len(revisions) == 4
+    of_hub = write(tmp_path, TOY).model_copy(update={"serving_quantization": "nf4"})
+    assert of_hub.base_revision == "nf4:" + "a1" * 20
 
 
 def test_every_key_of_a_recipe_is_documented() -> None:

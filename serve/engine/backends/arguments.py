@@ -33,7 +33,7 @@ ENCODERS = {
 WORKSPACE_BYTES = 4 * GIB
 ALL_ADAPTERS = 1_000_000  # more than there are; vLLM takes memory only for those that exist
 LARGEST_SHARE = 0.92  # of a GPU's memory, vLLM's own
-BYTES = {"int8": 1.0, "fp8": 1.0, "nf4": 0.5}  # of a quantized weight
+BYTES = {"int8": 1.0, "fp8": 1.0, "nf4": 0.5}  # of a quantised weight
 
 DEFAULTS: dict[str, Any] = {
     "enable_lora": True,  # without adapters too: heads need none, and one may be added later

@@ -32,9 +32,10 @@ from tests.train.conftest import (
 )
 from train import run
 from train.adapter import trl
-from train.adapter.load import check_adapter, load_base, load_served_base
+from train.adapter.load import check_adapter, load_base
 from train.adapter.settings import lora_config
 from train.adapter.trained import TrainedAdapter, save_adapter, verdict_logits
+from train.base import load_served_base
 from train.batch import left_padded
 from train.job import Job
 from train.methods import TRAINERS
