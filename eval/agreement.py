@@ -92,8 +92,7 @@ def _differences(served: ServedMethods) -> tuple[list[float], list[tuple[float, 
 
 
 def _broken(measured: Agreement, flips_beyond: int) -> list[str]:
-    noise = measured.tolerance / TOLERANCE_NATS["bfloat16"]
-    n, few = measured.prompts, _few(measured.prompts, noise)
+    n, few = measured.prompts, _few(measured.prompts, measured.tolerance)
     largest_mean = MEAN_SHARE * measured.tolerance
     broken = []
     if flips_beyond:
@@ -124,5 +123,6 @@ def _refuse_gaps(served: ServedMethods, folder: Path) -> None:
         raise GuardError(problem, where=folder, got=got, remedy=remedy)
 
 
-def _few(n: int, noise: float = 1.0) -> int:
-    return max(1, int(n * max(noise, 1.0)) // PROMPTS_PER_EXCEPTION)
+def _few(n: int, tolerance: float = 0.0) -> int:
+    noise = max(1.0, tolerance / TOLERANCE_NATS["bfloat16"])
+    return max(1, int(n * noise) // PROMPTS_PER_EXCEPTION)

@@ -80,6 +80,13 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the bases that the test makes of others."""
+    monkeypatch.setattr("guard.made_base.CACHE", tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+@pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """No engine that the test or its processes start compiles its model, as on a machine without a
     C++ compiler: that takes several times as long as the start.

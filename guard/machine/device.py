@@ -21,8 +21,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 BUSY_SAMPLE_S = 0.3
 MOST_BUSY = 0.5  # cores that others may use before a warning
 BFLOAT16_FLAGS = frozenset(["amx_bf16", "avx512_bf16"])  # as Linux names the instructions
-# With older instructions sums of products of int8 may saturate.
-INT8_FLAGS = frozenset(["amx_int8", "avx512_vnni", "avx_vnni"])
+INT8_FLAGS = frozenset(["amx_int8", "avx512_vnni", "avx_vnni"])  # others' sums may saturate
 
 
 def usable_cores() -> set[int]:

@@ -14,7 +14,7 @@ Logits = Sequence[float | None]  # None: refused
 
 
 def compared(
-    world: World, peft: Sequence[float], engine: Logits, dtype: Dtype = "float32", **card: float
+    world: World, peft: Sequence[float], engine: Logits, dtype: str = "float32", **card: float
 ) -> Agreement:
     world.add_rule(examples=len(peft))
     logits = {f"medical-{number}": logit for number, logit in enumerate(peft)}
@@ -33,13 +33,14 @@ def compared(
         ([5.0] * 100, [5.0] * 99 + [5.01], "float32", 0, 1),
         ([0.3, 5.0] + [1.0] * 98, [-0.2, 5.0] + [1.0] * 98, "bfloat16", 1, 0),
         ([0.2] * 3 + [5.0] * 197, [-0.2] * 2 + [0.2] + [5.0] * 197, "bfloat16", 2, 0),
+        ([0.2] * 3 + [5.0] * 97, [-0.2] * 3 + [6.0] * 9 + [5.0] * 88, "int8", 3, 0),
     ],
 )
 def test_a_few_flips_within_the_noise_and_large_differences_without_one_are_counted(
     world: World,
     peft: Sequence[float],
     engine: Sequence[float],
-    dtype: Dtype,
+    dtype: str,
     flips: int,
     beyond: int,
 ) -> None:

@@ -55,6 +55,13 @@ def engine(merged: Path) -> Iterator[GuardEngine]:
     assert [verdict.rule for verdict in verdicts] == list(RULE_TEXTS)
 
 
+def test_a_quantised_base_is_not_merged(tmp_path: Path) -> None:
+    quantised = recipe().model_copy(update={"serving_quantization": "int8"})
+    with pytest.raises(GuardError, match="serving_quantization: merged weights are not quantised"):
+        merge(quantised, adapter_folders()["plain"], tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
 def contents(folder: Path) -> dict[str, str]:
     files = [path for path in folder.iterdir() if path.is_file()]
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

@@ -15,8 +15,11 @@ import pytest
 import torch
 from bitsandbytes.functional import dequantize_4bit
 from bitsandbytes.nn import Linear4bit
-from peft import PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from pytest import MonkeyPatch
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn.functional import linear
 from transformers import AutoModelForCausalLM
 
 from guard.errors import GuardError
@@ -39,6 +42,7 @@ from train.base import load_served_base
 from train.batch import left_padded
 from train.job import Job
 from train.methods import TRAINERS
+from train.rounded import TYPES, round_as_served, rounded
 
 
 def test_an_adapter_is_gone_once_the_next_is_asked_for(make_job: MakeJob, tmp_path: Path) -> None:
@@ -187,3 +191,55 @@ def test_machines_that_cannot_quantise_stop(make_job: MakeJob, monkeypatch: Monk
     told = r"recipe toy: quantization: this machine cannot train in 4 bits"
     with pytest.raises(GuardError, match=told):
         run.check([job])
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+@pytest.mark.usefixtures("own_cache")
+def test_linear_layers_are_rounded_as_in_what_the_engine_loads(
+    make_job: MakeJob, name: str
+) -> None:
+    recipe = with_recipe(make_job(), serving_quantization=name).recipe
+    base: Any = load_served_base(recipe, CPU)
+    made = load_file(Path(recipe.served_path) / "model.safetensors")
+    for key in filter(lambda key: not key.endswith("_scale"), made):
+        scale = made.get(f"{key}_scale", torch.ones(1))
+        assert torch.equal(base.get_parameter(key), made[key].float() * scale)
+    layer = base.get_submodule("model.layers.1.mlp.up_proj")
+    x = torch.randn(3, layer.in_features)
+    assert torch.equal(layer(x), linear(rounded(x, TYPES[name]), layer.weight))
+
+
+def test_an_adapter_reads_what_the_layer_rounds_and_gradients_pass() -> None:
+    model: Any = nn.ModuleDict({"layer": nn.Linear(8, 4, bias=False)})
+    model.get_output_embeddings = lambda: None
+    round_as_served(model, torch.int8)
+    weight, x = model["layer"].weight.detach(), torch.randn(3, 8, requires_grad=True)
+    config = LoraConfig(r=2, target_modules=["layer"], init_lora_weights=False)
+    layer: Any = get_peft_model(model, config).get_submodule("base_model.model.layer")
+    low_rank, scales = layer.get_delta_weight("default"), x.detach().abs().amax(1, True) / 127
+    expected = linear((x.detach() / scales).round() * scales, weight) + linear(x, low_rank)
+    torch.testing.assert_close(layer(x), expected)
+    (gradient,) = torch.autograd.grad(layer(x).sum(), x)
+    torch.testing.assert_close(gradient, (weight + low_rank).sum(0).expand(3, -1))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("method", ADAPTERS)
+def test_what_is_trained_on_one_base_answers_on_the_one_that_is_served(
+    make_job: MakeJob, method: str
+) -> None:
+    def trained(**quantizations: str) -> tuple[PeftModel, torch.Tensor]:
+        job = with_recipe(make_job(method, max_steps=4, runs=str(quantizations)), **quantizations)
+        adapter = next(TRAINERS["decoder"][method].fit([(job, data(job))]))
+        assert isinstance(adapter, TrainedAdapter)
+        logits = adapter.logits([row.prompt for row in data(job).validation])
+        assert adapter.validation_logits in ((), pytest.approx(logits, abs=1e-3))
+        return adapter.model, torch.tensor(logits)
+
+    whole, on_whole = trained()
+    rounded_after, on_rounded = trained(serving_quantization="int8")
+    assert largest_difference(weights(whole), weights(rounded_after)) == 0
+    assert (on_whole - on_rounded).abs().max() > 2e-3
+    in_both, _ = trained(quantization="nf4", serving_quantization="nf4")
+    assert any(isinstance(module, Linear4bit) for module in in_both.modules())

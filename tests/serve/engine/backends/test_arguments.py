@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pytest import MonkeyPatch
 from safetensors.torch import load_file
 from transformers import AutoConfig
@@ -89,6 +90,21 @@ def test_the_sizes_are_those_of_an_adapter_and_of_a_token(tmp_path: Path) -> Non
     unknown = r"lora_target_modules: qkv_proj.*down_proj, .*gate_proj, k_proj"
     with pytest.raises(GuardError, match=unknown):
         sizes_of(recipe(), 8, ["q_proj", "qkv_proj"])
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_quantised_base_takes_less_and_is_what_vllm_loads(monkeypatch: MonkeyPatch) -> None:
+    whole = recipe()
+    int8, nf4 = (whole.model_copy(update={"serving_quantization": it}) for it in ("int8", "nf4"))
+    loaded = engine_args(int8, [], {})["model"]
+    made = load_file(Path(loaded) / "model.safetensors").values()
+    in_layers = sum(tensor.numel() for tensor in made if tensor.dtype == torch.int8)
+    sizes = [sizes_of(each, 8, None).weights for each in (whole, int8, nf4)]
+    assert sizes == [sizes[0], sizes[0] - 3 * in_layers, sizes[0] - 3.5 * in_layers]
+    with pytest.raises(GuardError, match=r"plugin for bitsandbytes.*nf4.*make setup"):
+        engine_args(nf4, [], {})
+    monkeypatch.setattr(arguments, "find_spec", lambda _: True)
+    assert engine_args(nf4, [], {})["quantization"] == "bitsandbytes"
 
 
 def adapter_of(*modules: str) -> Any:
