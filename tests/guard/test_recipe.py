@@ -169,10 +169,8 @@ UNSERVED = [
 ]
 
 
-def test_a_base_is_served_in_a_type_that_the_machine_multiplies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever it is trained in; no recipe of the project states any."""
+def test_a_cpu_serves_what_it_multiplies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a base is trained in; no recipe of the project states any."""
     for quantization, dtype, flags, told in UNSERVED:
         text = TOY.replace("bfloat16", f"{dtype}\nserving_quantization: {quantization}")
         monkeypatch.setattr(guard.recipe, "cpu_info", lambda _, flags=flags: flags)

@@ -59,7 +59,6 @@ def test_a_quantised_base_is_not_merged(tmp_path: Path) -> None:
     quantised = recipe().model_copy(update={"serving_quantization": "int8"})
     with pytest.raises(GuardError, match="serving_quantization: merged weights are not quantised"):
         merge(quantised, adapter_folders()["plain"], tmp_path / "merged")
-    assert not (tmp_path / "merged").exists()
 
 
 def contents(folder: Path) -> dict[str, str]:

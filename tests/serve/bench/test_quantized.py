@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
 
 from guard.conversation.example import Example, Message, write_examples
 from guard.machine.device import INT8_FLAGS, cpu_info
@@ -28,17 +29,13 @@ def runs(own_cache: Path) -> Path:
     folder = own_cache.parent
     save_adapter(folder / "tiny/refund/alora", "refund", seed=1)
     for split in ("validation", "test"):
-        rows: list[Example] = []
-        for row in range(ROWS):
-            said = (Message("user", f"{split} {row}"),)
-            rows.append(Example(str(row), "refund", said, row % 2, "test", "toy", str(row)))
+        said = [(Message("user", f"{split} {row}"),) for row in range(ROWS)]
+        rows = [Example(f"{n}", "refund", it, n % 2, "test", "x", "") for n, it in enumerate(said)]
         write_examples(folder / f"data/refund/{split}.jsonl", rows)
     return folder
 
 
-def test_verdicts_are_by_thresholds_of_each_base(
-    runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verdicts_are_by_thresholds_of_each_base(runs: Path, monkeypatch: MonkeyPatch) -> None:
     """Logits are about 0 and about 9, and a few test rows are judged wrongly."""
     monkeypatch.setattr("guard.recipe.cpu_info", lambda _: "avx_vnni")
     middles, wrong = {"whole": 0, "int8": 9}, {"whole": ["test 3"], "int8": ["test 4", "test 6"]}
@@ -52,8 +49,8 @@ def test_verdicts_are_by_thresholds_of_each_base(
     bench = bench_on("quantized", runs)
     monkeypatch.setattr(bench, "_checks", checks)
     samples = [bench.measure(cell, Repeat(0, 1, 0)) for cell in bench.cells()]
-    found = [(sample["accuracy"], sample["flips"]) for sample in samples]
-    assert found == [(11 / ROWS, 0), (10 / ROWS, 3)]
+    assert [sample["accuracy"] for sample in samples] == [11 / ROWS, 10 / ROWS]
+    assert [sample["flips"] for sample in samples] == [0, 3]
     assert samples[1]["weights_mib"] < 0.6 * samples[0]["weights_mib"]
 
 

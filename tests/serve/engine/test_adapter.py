@@ -60,15 +60,13 @@ def test_a_card_of_something_else_is_refused(
 
 @pytest.mark.usefixtures("own_cache")
 def test_weights_that_were_calibrated_on_another_base_are_refused(folder: Path) -> None:
-    for name in ("int8", "nf4"):
-        requirements = Requirements.of(recipe().model_copy(update={"serving_quantization": name}))
-        with pytest.raises(GuardError, match=r"another base \(got .*tiny [0-9a-f]+\).*make train"):
-            requirements.admit("medical_advice", folder)
-        sign(folder, base_revision=requirements.base_revision)
+    requirements = Requirements.of(recipe().model_copy(update={"serving_quantization": "int8"}))
+    with pytest.raises(GuardError, match=r"another base \(got .*tiny [0-9a-f]+\).*make train"):
         requirements.admit("medical_advice", folder)
-        with pytest.raises(GuardError, match=rf"another base \(got .*tiny {name}:"):
-            Requirements.of(recipe()).admit("medical_advice", folder)
-        sign(folder, base_revision=recipe().base_revision)
+    sign(folder, base_revision=requirements.base_revision)
+    requirements.admit("medical_advice", folder)
+    with pytest.raises(GuardError, match=r"another base \(got .*tiny int8:"):
+        Requirements.of(recipe()).admit("medical_advice", folder)
 
 
 def test_files_that_are_not_the_card_s_are_refused(

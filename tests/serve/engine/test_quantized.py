@@ -30,9 +30,9 @@ CONVERSATIONS = [(Message("user", " ".join(WORDS[:words])),) for words in range(
 
 def save_rule(on: Recipe, folder: Path, layers: int) -> None:
     save_adapter(folder, folder.name, seed=layers, method=METHOD[folder.name])
-    tensors = load_file(folder / PEFT_WEIGHTS)
-    first = [key for key in tensors if int(key.split(".layers.")[1][0]) < layers]
-    save_file({key: tensors[key] for key in first}, folder / PEFT_WEIGHTS)
+    tensors = load_file(folder / PEFT_WEIGHTS).items()
+    first = {key: it for key, it in tensors if int(key.split(".layers.")[1][0]) < layers}
+    save_file(first, folder / PEFT_WEIGHTS)
     save_card(folder, folder.name, METHOD[folder.name], base_revision=on.base_revision)
 
 
@@ -49,9 +49,7 @@ def plain_logits(on: Recipe, quantization: str | None, folder: Path) -> np.ndarr
 @pytest.mark.slow
 @pytest.mark.skipif(not FLAGS & INT8_FLAGS or "amx_int8" in FLAGS, reason="no int8 of float32")
 @pytest.mark.parametrize(("layers", "share"), [(1, 0.1), (6, 1.0)])
-def test_the_engine_answers_as_peft_on_the_rounded_base(
-    tmp_path: Path, layers: int, share: float
-) -> None:
+def test_the_engine_answers_as_peft(tmp_path: Path, layers: int, share: float) -> None:
     """To a `share` of what rounding changes: of a last digit that differs each layer makes more."""
     served = recipe().model_copy(update={"serving_quantization": "int8", "layers": layers})
     folders = {rule: tmp_path / rule for rule in RULES}

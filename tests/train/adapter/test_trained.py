@@ -195,9 +195,7 @@ def test_machines_that_cannot_quantise_stop(make_job: MakeJob, monkeypatch: Monk
 
 @pytest.mark.parametrize("name", ["int8", "fp8"])
 @pytest.mark.usefixtures("own_cache")
-def test_linear_layers_are_rounded_as_in_what_the_engine_loads(
-    make_job: MakeJob, name: str
-) -> None:
+def test_layers_are_rounded_as_what_the_engine_loads(make_job: MakeJob, name: str) -> None:
     recipe = with_recipe(make_job(), serving_quantization=name).recipe
     base: Any = load_served_base(recipe, CPU)
     made = load_file(Path(recipe.served_path) / "model.safetensors")
@@ -226,9 +224,7 @@ def test_an_adapter_reads_what_the_layer_rounds_and_gradients_pass() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize("method", ADAPTERS)
-def test_what_is_trained_on_one_base_answers_on_the_one_that_is_served(
-    make_job: MakeJob, method: str
-) -> None:
+def test_what_is_trained_answers_on_the_served_base(make_job: MakeJob, method: str) -> None:
     def trained(**quantizations: str) -> tuple[PeftModel, torch.Tensor]:
         job = with_recipe(make_job(method, max_steps=4, runs=str(quantizations)), **quantizations)
         adapter = next(TRAINERS["decoder"][method].fit([(job, data(job))]))
