@@ -64,16 +64,16 @@ def _levels_and_scales(weights: np.ndarray, bits: EightBits) -> tuple[np.ndarray
     """The weights [out, in] as values of the type, and what one is worth in each row."""
     scales = np.abs(weights).max(axis=1, keepdims=True) / np.float32(bits.largest)
     scales = np.where(scales > 0, scales, np.float32(1))
+    scaled = weights * (1 / scales)
     if bits.kind == "int":
-        return np.rint(weights / scales).astype(np.int8), scales
-    return _float8(weights / scales), scales
+        return np.rint(scaled).astype(np.int8), scales
+    return _float8(scaled), scales
 
 
 def _float8(scaled: np.ndarray) -> np.ndarray:
     """Codes of E4M3: a sign, four bits of exponent, three of mantissa; the last is no number."""
     exponents, mantissas = np.divmod(np.arange(127), 8)
-    has_leading_one = np.minimum(exponents, 1)
-    values = np.ldexp(has_leading_one + mantissas / 8, np.maximum(exponents, 1) - 7)
+    values = np.ldexp(np.minimum(exponents, 1) + mantissas / 8, np.maximum(exponents, 1) - 7)
     halfway = (values[1:] + values[:-1]) / 2
     below, above = (np.searchsorted(halfway, np.abs(scaled), side) for side in ("left", "right"))
     codes = np.where(below % 2 == 0, below, above)  # of two as near the even one

@@ -30,6 +30,6 @@ def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     """
     values = x.detach().float()
     scales = values.abs().amax(-1, keepdim=True).clamp_min(SMALLEST) / LARGEST[dtype]
-    levels = values / scales
+    levels = values * (1 / scales)  # as vLLM: a quotient is rounded another way
     levels = levels.round() if dtype == torch.int8 else levels.to(dtype).float()
     return x + ((levels * scales).to(x.dtype) - x).detach()

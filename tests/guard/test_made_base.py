@@ -117,7 +117,7 @@ def test_linear_layers_are_rounded_by_channel_and_the_rest_stays(
     assert len(scales) == 4 * 7 and whole.keys() == made.keys()
     assert all(torch.equal(made[key], whole[key]) for key in made.keys() - scales.keys())
     for key, scale in scales.items():
-        levels, scaled = made[key], whole[key].float() / scale
+        levels, scaled = made[key], whole[key].float() * (1 / scale)
         assert set(levels.float().abs().amax(1).tolist()) == {largest}
         nearest = scaled.round() if kind == "int" else scaled
         assert torch.equal(levels.float(), nearest.to(levels.dtype).float())
