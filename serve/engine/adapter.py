@@ -220,10 +220,12 @@ def _check_links(folder: Path) -> None:
 
 
 def _modules(config: dict[str, Any], path: Path, card: Card) -> frozenset[str]:
-    """The names of the layers that the configuration lists, if it does."""
+    """The last names of the layers that the configuration lists, if it does; PEFT lists the whole
+    ones of a base with few layers.
+    """
     targets = config.get("target_modules")
     if not isinstance(targets, list):
         return frozenset()
     if not all(isinstance(name, str) for name in targets):
         raise GuardError("target_modules must be names", where=path, remedy=card.remedy)
-    return frozenset(targets)
+    return frozenset(name.rpartition(".")[2] for name in targets)

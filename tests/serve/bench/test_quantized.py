@@ -59,7 +59,7 @@ def test_verdicts_are_by_thresholds_of_each_base(runs: Path, monkeypatch: Monkey
 def test_real_engines_judge_all_rows_and_the_weights_stay(runs: Path) -> None:
     card = read_card(runs / "tiny/refund/alora")
     bench_on("quantized", runs, "--repeats", "2").main()
-    rows = GridReport.load(runs / "quantized_bench.json").rows
+    rows = GridReport.model_validate_json((runs / "quantized_bench.json").read_text()).rows
     assert [(row.cell["base"], row.repeats) for row in rows] == [("whole", 2), ("int8", 2)]
     assert all(row.median("rows") == ROWS and row.median("wall_ms") > 0 for row in rows)
     assert read_card(runs / "tiny/refund/alora") == card

@@ -69,6 +69,14 @@ def test_weights_that_were_calibrated_on_another_base_are_refused(folder: Path) 
         Requirements.of(recipe()).admit("medical_advice", folder)
 
 
+def test_layers_that_are_listed_by_their_whole_names_are_known(
+    requirements: Requirements, folder: Path
+) -> None:
+    named = [f"model.layers.{number}.self_attn.q_proj" for number in range(2)]
+    configure(folder, target_modules=[*named, "o_proj"])
+    assert requirements.admit("rule", folder).modules == {"q_proj", "o_proj"}
+
+
 def test_files_that_are_not_the_card_s_are_refused(
     requirements: Requirements, folder: Path
 ) -> None:
