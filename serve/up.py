@@ -23,7 +23,7 @@ from guard.errors import GuardError, exits_cleanly
 from guard.layout import Runs
 from guard.method import METHODS
 from serve.api.engine_service import EngineService
-from serve.api.input.bounded_heads import bounded_heads
+from serve.api.input.bounded_heads import MAX_HEAD, bounded_heads
 from serve.api.observe.record import Observer
 from serve.api.observe.server_log import configuration
 from serve.cluster.served import ServedOptions
@@ -171,6 +171,8 @@ def _config(app: FastAPI, timeout_s: float, tls: Mapping[str, Any]) -> uvicorn.C
     return uvicorn.Config(
         app,
         http=bounded_heads(patience_s),
+        h11_max_incomplete_event_size=MAX_HEAD,
+        ws="none",
         log_config=configuration(),
         timeout_graceful_shutdown=patience_s,
         timeout_keep_alive=KEEP_ALIVE_S,

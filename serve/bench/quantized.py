@@ -64,9 +64,6 @@ class QuantizedBench(Benchmark[QuantizedCell]):
         self._engines: dict[str, GuardEngine] = {}
         self._flagged: dict[str, list[bool]] = {}  # by rule, on the whole base
 
-    def inputs(self) -> list[str]:
-        return [read_card(folder).version for folder in self._folders.values()]
-
     def cells(self) -> list[QuantizedCell]:
         repeats = self.options.repeats
         pairs = itertools.product(self._folders, self._recipes)

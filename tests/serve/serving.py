@@ -26,7 +26,9 @@ MESSAGES = [{"role": message.role, "content": message.content} for message in CO
 def serving(app: FastAPI) -> Iterator[httpx.Client]:
     """A client of the app, which is stopped at the end as a signal would stop it."""
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, http=BoundedHeads, log_level="critical"))
+        server = uvicorn.Server(
+            uvicorn.Config(app, http=BoundedHeads, ws="none", log_level="critical")
+        )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -125,6 +125,12 @@ class BoundedBodies:
         self._under_way = dict.fromkeys(KINDS, 0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        stated = Headers(scope=scope) if scope["type"] == "http" else {}
+        if "content-length" in stated and "transfer-encoding" in stated:  # two requests to a proxy
+            headers = {"connection": "close"}
+            error = HTTPException(400, "a body has a length or comes in chunks", headers)
+            await self._refuse(scope, error)(scope, receive, send)
+            return
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
