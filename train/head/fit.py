@@ -139,10 +139,10 @@ def fitted(job: Job, rows: Rows, reader: SpansReader) -> TrainedHead:
     vocabulary = train.vocabulary()
     if own_rows_suffice(job, rows):
         generated = Regression(train.generated(), vocabulary)
-        prior, _ = _best_fit(job, generated, validation.generated())
+        prior = _mixed(job, generated, validation.generated()).head
         head, before = fitted_to_own_rows(job, prior, train.own(), validation.own())
         return TrainedHead(job.method, head, reader, head_logits(before, validation.spans))
-    head, _ = _best_fit(job, Regression(train, vocabulary), validation)
+    head = _mixed(job, Regression(train, vocabulary), validation).head
     return TrainedHead(job.method, head, reader, head_logits(head, validation.spans))
 
 
@@ -172,25 +172,37 @@ def fitted_to_own_rows(
     docs/lessons.md has the gain of each step.
     """
     vocabulary = prior.words.vocabulary
-    settings = settings_to_try(job, vocabulary)
-    regression = Regression(train, vocabulary, prior)
-    heads = [*regression.fits(settings), prior]
-    losses = [validation.loss(head) * len(validation.rows) for head in heads]
-    shares = softmax(-np.array(losses))
+    mixed = _mixed(job, Regression(train, vocabulary, prior), validation)
     rows, spans = [*train.rows, *validation.rows], [*train.spans, *validation.spans]
-    regression = Regression(ReadRows(rows, spans), vocabulary, prior)
-    refitted_heads = [*regression.fits(settings), prior]
-    return mean_head(refitted_heads, shares), mean_head(heads, shares)
+    refitted = Regression(ReadRows(rows, spans), vocabulary, prior)
+    return mixed.again(refitted), mixed.head
 
 
-def _best_fit(
-    job: Job, regression: Regression, validation: ReadRows
-) -> tuple[Head, tuple[float, float]]:
-    """The head with the lowest validation loss, and its settings: word scale and C."""
+class Mixed(NamedTuple):
+    """The mean of fits with these settings (word scale, C) and last of their prior, `shares` of
+    each.
+    """
+
+    head: Head
+    settings: Sequence[tuple[float, float]]
+    shares: npt.NDArray[np.float64]
+
+    def again(self, regression: Regression) -> Head:
+        return mean_head(regression.fits(self.settings), self.shares)
+
+
+def _mixed(job: Job, regression: Regression, validation: ReadRows) -> Mixed:
+    """The fit with the lowest validation loss; with a prior a share of each fit and of the prior,
+    by the likelihood of the validation rows.
+    """
     settings = settings_to_try(job, regression.vocabulary)
     heads = regression.fits(settings)
-    best = int(np.argmin([validation.loss(head) for head in heads]))
-    return heads[best], settings[best]
+    losses = np.array([validation.loss(head) for head in heads])
+    if regression.prior is None:
+        best = int(np.argmin(losses))
+        return Mixed(heads[best], [settings[best]], np.ones(1))
+    shares = softmax(-losses * len(validation.rows))
+    return Mixed(mean_head(heads, shares), settings, shares)
 
 
 class HeldOutWords(NamedTuple):
@@ -203,15 +215,16 @@ class HeldOutWords(NamedTuple):
 
 
 def fitted_with_held_out_words(
-    job: Job, rows: Rows, reader: SpansReader
+    job: Job, rows: Rows, reader: SpansReader, prior: Head | None = None
 ) -> tuple[TrainedHead, list[HeldOutWords]]:
-    """The best fit to all rows alike, generated or own; and words for each training row. These
-    words come from a fit with the same settings to the rows of the other folds. Where the other
-    folds have one label, a row has no words.
+    """The fit to all rows alike, generated or own, which may read the logit of a `prior`; and words
+    for each training row. These words come from a fit with the same settings to the rows of the
+    other folds. Where the other folds have one label, a row has no words.
     """
     train = read_rows(job, reader, rows.train)
     validation = read_rows(job, reader, rows.validation)
-    head, settings = _best_fit(job, Regression(train, train.vocabulary()), validation)
+    mixed = _mixed(job, Regression(train, train.vocabulary(), prior), validation)
+    head = mixed.head
     trained = TrainedHead(job.method, head, reader, head_logits(head, validation.spans))
     held_out = [HeldOutWords()] * len(train.rows)
     if not head.words:
@@ -222,7 +235,7 @@ def fitted_with_held_out_words(
         if len(np.unique(labels[other_indices])) == 1:
             continue
         other_rows = train.at(other_indices)
-        fold_head = Regression(other_rows, other_rows.vocabulary()).fitted(*settings)
+        fold_head = mixed.again(Regression(other_rows, other_rows.vocabulary(), prior))
         offset = float((fold_head.weight - head.weight) @ mean_state) + fold_head.bias - head.bias
         for index in fold:
             held_out[index] = HeldOutWords(fold_head.words, offset)

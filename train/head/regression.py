@@ -9,7 +9,7 @@ much as the words, whose TF-IDF has length 1. The scaling is folded back into th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -34,9 +34,9 @@ PRIOR_SCALE = 0.3  # what a prior's standardised logit is multiplied by beside t
 
 class Regression:
     """The regressions of a job on the spans of its training rows. A `prior` is a head with the same
-    vocabulary; its logit of a span is one more number beside the span's states (hypothesis transfer
-    learning: Kuzborskij and Orabona, 2013). The fitted head adds the prior's weights to its own, so
-    it is one head again.
+    vocabulary, or without words; its logit of a span is one more number beside the span's states
+    (hypothesis transfer learning: Kuzborskij and Orabona, 2013). The fitted head adds the prior's
+    weights to its own, so it is one head again.
     """
 
     def __init__(
@@ -50,7 +50,10 @@ class Regression:
         self._dense = self._scaler.fit_transform(states) / np.sqrt(states.shape[1])
         self.vocabulary = vocabulary
         self._tfidf = self._span_tfidf([row.words for row in train.spans])
-        self._prior = prior
+        if prior is not None and not prior.words:
+            no_weights = np.zeros(len(vocabulary.keys), np.float32)
+            prior = replace(prior, words=WordWeights(vocabulary, no_weights))
+        self.prior = prior
         if prior is not None:
             self._append_prior(prior, train)
 
@@ -65,7 +68,9 @@ class Regression:
         self._dense = np.concatenate([self._dense, column], axis=1)
 
     def fits(self, settings: Sequence[tuple[float, float]]) -> list[Head]:
-        return [self.fitted(word_scale, strength) for word_scale, strength in settings]
+        """The head of each pair of word scale and C, and last the prior, if there is one."""
+        heads = [self.fitted(word_scale, strength) for word_scale, strength in settings]
+        return [*heads, self.prior] if self.prior is not None else heads
 
     def fitted(self, word_scale: float, strength: float) -> Head:
         """The head that is fitted with TF-IDF multiplied by `word_scale` and C = `strength`."""
@@ -75,10 +80,10 @@ class Regression:
         weight = dense_weights[:width] / np.sqrt(width) / self._scaler.scale_
         bias -= float(weight @ self._scaler.mean_)
         word_weights = tfidf_weights * word_scale
-        if self._prior is not None:
+        if self.prior is not None:
             share = float(PRIOR_SCALE * dense_weights[width] / self._prior_scaler.scale_[0])
-            weight = weight + share * self._prior.weight
-            word_weights = word_weights + share * self._prior.words.weights
+            weight = weight + share * self.prior.weight
+            word_weights = word_weights + share * self.prior.words.weights
             bias -= share * float(self._prior_scaler.mean_[0])
         return Head(
             weight=weight.astype(np.float32),

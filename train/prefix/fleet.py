@@ -44,7 +44,6 @@ from train.prefix.readout import (
     begin_head,
     head_in,
     no_head,
-    reader_head,
     suffix_of,
 )
 from train.prefix.stacked import StackedModel
@@ -118,21 +117,20 @@ class Fleet:
         """The head that each member begins as, fitted to its rows once for all that read the same;
         a member whose states cannot be read has failed.
         """
-        files: dict[tuple[Rows, Reads], Path] = {}
+        files: dict[tuple[Rows, Reads, bool], Path] = {}
         heads: list[HeadInTraining] = []
         device = self.stacked.model.device
-        for member in self.members:
-            member.job.open_scratch()
-            if member.job.settings.start:
-                start = load_reader(member.job.recipe)
-                self.stacked.start_as(len(heads), start.factors)
-                member.head = reader_head(start.head, device)
-                heads.append(member.head)
-                continue
-            reader = functools.partial(self._spans, member.job)
-            read = member.data, member.job.reads
+        for index, member in enumerate(self.members):
+            job, prior, acting = member.job, None, list[int]()
+            job.open_scratch()
+            if job.settings.start:
+                start = load_reader(job.recipe)
+                self.stacked.start_as(index, start.factors)
+                prior, acting = start.head, [index]
+            reader = functools.partial(self._spans, job, acting)
+            read = member.data, job.reads, prior is not None
             try:
-                file = begin_head(member.job, member.data, reader, files.get(read))
+                file = begin_head(job, member.data, reader, prior, files.get(read))
                 member.head = head_in(file, device)
                 files.setdefault(read, file)
             except GuardError as error:
@@ -140,10 +138,10 @@ class Fleet:
             heads.append(member.head or no_head(self.stacked.model, device))
         return heads
 
-    def _spans(self, job: Job, prompts: Sequence[Prompt]) -> list[RowSpans]:
-        """What a job's head on the bare base reads of prompts, whose prefixes are cached."""
+    def _spans(self, job: Job, acting: Sequence[int], prompts: Sequence[Prompt]) -> list[RowSpans]:
+        """What a job's head reads of prompts, whose prefixes are cached, with adapters or none."""
         rows = [Row("", "train", 0, prompt) for prompt in prompts]  # their prompts count alone
-        return decoder_spans(job, self._states(rows), prompts)
+        return decoder_spans(job, self._states(rows, acting), prompts)
 
     def step(self) -> Iterator[float]:
         """Run one step of every running member, and yield the mean loss of each in nats."""
@@ -237,14 +235,14 @@ class Fleet:
         return logits
 
     @torch.no_grad()
-    def _states(self, rows: Sequence[Row]) -> np.ndarray:
-        """The bare base's last states of `rows`, [rows, hidden size] float32."""
+    def _states(self, rows: Sequence[Row], acting: Sequence[int]) -> np.ndarray:
+        """The last states of `rows`, [rows, hidden size] float32, of one adapter or of the base."""
         self.prefixes.fill(map(prefix_of, rows))
         states: dict[int, np.ndarray] = {}
         for indices in self._by_length(rows, 1):
             part = [rows[index] for index in indices]
             suffixes = list(map(suffix_of, part))
-            read = self.stacked.states((), self._prefixes_of(part), suffixes)
+            read = self.stacked.states(acting, self._prefixes_of(part), suffixes)
             states |= zip(indices, read.float().cpu().numpy(), strict=True)
         return np.array([states[index] for index in range(len(rows))], np.float32)
 

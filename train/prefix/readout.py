@@ -1,8 +1,9 @@
 """What a suffix's last position answers, and the loss of it: the words yes and no, or a head.
 
-A head starts as one fitted to the same rows on the frozen base. The adapter starts at zero, so
-training starts at what the head knows, and a head that is fitted first keeps it from distorting the
-base (Kumar et al., 2022). The words' weights stay fixed, and a training row gets those of a fit to
+A head starts as one fitted to the same rows on the frozen base; or on the base with the reader,
+beside the reader's logit. The adapter starts at zero, or as the reader's, so training starts at
+what the head knows, and a head that is fitted first keeps it from distorting the base (Kumar et
+al., 2022). The words' weights stay fixed, and a training row gets those of a fit to
 other rows: a fit to itself would know it by heart. Knows nothing of optimizers or steps.
 """
 
@@ -123,10 +124,12 @@ class HeadReadout(Readout):
         return logits.flatten() + torch.tensor(word_logits, device=logits.device)
 
 
-def begin_head(job: Job, rows: Rows, reader: SpansReader, alike: Path | None) -> Path:
-    """The file of the head that is fitted to the job's rows: an interrupted run's, or a copy of
-    `alike`, that of another job with the same rows, where there is one. Raises GuardError for
-    states that are not finite.
+def begin_head(
+    job: Job, rows: Rows, reader: SpansReader, prior: Head | None, alike: Path | None
+) -> Path:
+    """The file of the head that is fitted to the job's rows, from a `prior`: an interrupted run's,
+    or a copy of `alike`, that of another job with the same rows, where there is one. Raises
+    GuardError for states that are not finite.
     """
     file = job.scratch / START
     if file.is_file():
@@ -135,7 +138,7 @@ def begin_head(job: Job, rows: Rows, reader: SpansReader, alike: Path | None) ->
         with atomic_write(file) as part:
             shutil.copyfile(alike, part)
         return file
-    trained, held_out = fitted_with_held_out_words(job, rows, reader)
+    trained, held_out = fitted_with_held_out_words(job, rows, reader, prior)
     head = trained.head
     word_logits: dict[str, float] = {}
     for row, (held_out_words, offset) in zip(rows.train, held_out, strict=True):
@@ -170,11 +173,6 @@ def no_head(model: PreTrainedModel, device: torch.device) -> HeadInTraining:
     """That of an adapter that is not trained, beside others that are."""
     weight = torch.zeros(model.config.get_text_config().hidden_size, device=device)
     bias = torch.zeros((), device=device)
-    return HeadInTraining(nn.Parameter(weight), nn.Parameter(bias), NO_WORDS, {})
-
-
-def reader_head(head: Head, device: torch.device) -> HeadInTraining:
-    weight, bias = torch.from_numpy(head.weight).to(device), torch.tensor(head.bias, device=device)
     return HeadInTraining(nn.Parameter(weight), nn.Parameter(bias), NO_WORDS, {})
 
 

@@ -1,9 +1,10 @@
-"""An aLoRA that starts as its base's reader: it is the reader until training makes it better."""
+"""An aLoRA that starts as its base's reader, with a head fitted beside the reader's answer."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from peft import PeftModel, get_peft_model
 from pytest import MonkeyPatch
 from safetensors.numpy import load_file, save_file
+from sklearn.metrics import roc_auc_score
 
 from guard.errors import GuardError
 from guard.method import HEAD, PEFT_WEIGHTS
@@ -42,6 +44,7 @@ from train.export import _card
 from train.job import Job
 from train.prefix import trainer as shared_prefix
 from train.prefix.member import CHECKPOINT, Member
+from train.prefix.readout import START
 from train.run import finish, outdated_jobs
 
 pytestmark = pytest.mark.slow
@@ -70,16 +73,24 @@ def from_reader(job: Job, folder: Path) -> Job:
     return with_recipe(job, reader=str(folder), methods={"alora": settings})
 
 
-def plain_logits(recipe: Recipe, rows: tuple[Row, ...]) -> list[float]:
-    """By the reader's files alone, in plain PEFT, prompt by prompt."""
+def plain_logits(
+    recipe: Recipe, rows: tuple[Row, ...], begun: dict[str, Any] | None = None
+) -> list[float]:
+    """By the reader's files alone, or with the head that training began with; in plain PEFT, prompt
+    by prompt.
+    """
     model = PeftModel.from_pretrained(load_served_base(recipe, CPU), str(recipe.reader)).eval()
     head = Head.of_tensors(load_file(Path(str(recipe.reader)) / HEAD), "", "")
+    if begun:
+        head = Head(begun["weight"].numpy(), float(begun["bias"]))
     logits: list[float] = []
     for row in rows:
         ids = torch.tensor([row.prompt.token_ids])
         with torch.no_grad():
             states = model(input_ids=ids, output_hidden_states=True).hidden_states[-1]
         logits.append(float(states[0, -1].numpy() @ head.weight) + head.bias)
+        if begun:
+            logits[-1] += begun["word_logits"][row.id]
     return logits
 
 
@@ -101,24 +112,30 @@ def test_it_starts_as_plain_peft_with_the_reader_s_files(
     records = calls_of(monkeypatch, Member, "record")
     trained(job)
     (_, start), (_, end) = records
-    assert start == pytest.approx(expected, abs=NATS)
-    assert np.abs(np.subtract(end, expected)).max() > 10 * NATS
+    begun = torch.load(job.scratch / START, weights_only=True)
+    assert start == pytest.approx(plain_logits(job.recipe, rows.validation, begun), abs=NATS)
+    assert np.abs(np.subtract(end, start)).max() > 10 * NATS
+    # A head that reads the rows' words too knows more than this reader, whose weights are random.
+    labels = [row.label for row in rows.validation]
+    assert roc_auc_score(labels, expected) < 0.8 < roc_auc_score(labels, start)
     # Another method's prompts say something else of the rule; the reader is told all of it.
     other = data(with_settings(job, start=None)).validation
     assert other[0].prompt != rows.validation[0].prompt
     assert day_zero_logits(job, other) == pytest.approx(expected, abs=NATS)
 
 
-def test_a_training_that_only_loses_leaves_the_reader(
+def test_a_training_that_only_loses_leaves_what_it_began_with(
     make_job: MakeJob, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     job = from_reader(make_job("alora", max_steps=3), tmp_path / "reader")
     record_losses(monkeypatch, float)
-    trained(job).save(tmp_path / "trained")
-    for name in (PEFT_WEIGHTS, HEAD):
-        kept, own = (load_file(tmp_path / folder / name) for folder in ("reader", "trained"))
-        assert kept.keys() == own.keys()
-        assert all((kept[key] == own[key]).all() for key in kept)
+    adapter = trained(job)
+    begun = torch.load(job.scratch / START, weights_only=True)
+    adapter.save(tmp_path / "trained")
+    kept, own = (load_file(tmp_path / folder / PEFT_WEIGHTS) for folder in ("reader", "trained"))
+    assert kept.keys() == own.keys()
+    assert all((kept[key] == own[key]).all() for key in kept)
+    assert (load_file(tmp_path / "trained" / HEAD)["weight"] == begun["weight"].numpy()).all()
 
 
 def test_an_interrupted_run_ends_with_the_same_bytes(
