@@ -1,20 +1,20 @@
-"""`python -m train.step_times MODEL TOKENS`: what a training step of an aLoRA takes on cached
-prefixes and by TRL on whole prompts of about so many tokens, as a line of JSON. Rows are random
-words, and no weights are kept. Knows nothing of reports.
+"""What a training step of an aLoRA takes on cached prefixes and by TRL on whole prompts, as a line
+of JSON. Rows are random words, and no weights are kept. Knows nothing of reports.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import random
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from guard.arguments import count
 from guard.conversation.example import SPLITS, Message
 from guard.errors import exits_cleanly
 from guard.layout import Runs
@@ -95,10 +95,13 @@ def median_step_s(ends_s: list[float]) -> float:
 @exits_cleanly
 def main() -> None:
     """Measure both sides, one after the other, and print the figures."""
-    model, tokens = sys.argv[1:]
+    parser = argparse.ArgumentParser(prog="python -m train.step_times", description=__doc__)
+    parser.add_argument("model", help="a recipe")
+    parser.add_argument("tokens", type=count, help="of a prompt, about")
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        job = job_of(model, Path(folder))
-        rows = random_rows(job, int(tokens))
+        job = job_of(arguments.model, Path(folder))
+        rows = random_rows(job, arguments.tokens)
         trl_s = median_step_s(trl_ends_s(job, rows))
         cached_s = median_step_s(cached_ends_s(job, rows))
     lengths = {"prefix_tokens": rows.train[0].prompt.invocation_start, "rows_a_step": BATCH}
