@@ -205,7 +205,7 @@ calibrate: $(ready) ##   another threshold for trained weights, in seconds: by t
 test-gpu-path: $(ready) ##   vLLM's runner V2 and low-rank kernels against PEFT: on a GPU, or interpreted on a CPU (4 minutes on one core)
 	$(python) -m pytest -n0 $(if $(filter cpu,$(device)),-p tests.serve.gpu_path.interpreted) tests/serve/gpu_path/ring_*.py
 
-gpu-check: $(ready) ##   what a GPU does: doctor, answers against PEFT, latency, a training step, real weights -> runs/gpu_check.md, to be posted; DRY=1: tiny, on a CPU
+gpu-check: $(ready) ##   what a GPU does with Qwen3-4B: doctor, answers against PEFT, latency, a training step, real weights -> runs/gpu_check.md, to be posted; DRY=1: tiny, on a CPU
 	$(python) -m serve.bench gpu_check --model $(if $(filter-out 0,$(DRY)),tiny --dry,qwen3-4b) $(call flag,force,$(FORCE))
 
 replay: $(ready) ##   A=folder B=folder FILES="logs/*.jsonl": which verdicts on recorded traffic flip, over one prefill -> runs/replay

@@ -18,7 +18,7 @@ from serve.api.engine_service import EngineService
 from serve.api.errors import ErrorResponses
 from serve.api.formats import check
 from serve.api.formats.table import WIRE_FORMATS
-from serve.api.input.limits import MAX_REQUESTS, POLICIES, BoundedBodies
+from serve.api.input.limits import MAX_REQUESTS, POLICIES, BoundedBodies, PlainRequests
 from serve.api.keeping import CheckKeeper
 from serve.api.observe.metrics import EngineCollector, Metrics
 from serve.api.observe.record import Observer
@@ -104,6 +104,7 @@ def put_in_front(
         max_requests=most,
         policies=policies,
     )
+    app.add_middleware(PlainRequests, refuse=refuse)
     # Added last, it is the first to see a request.
     app.add_middleware(ObservedRequests, metrics=metrics, format_of=errors.name_of)
 

@@ -202,7 +202,7 @@ class GpuReport(BenchReport):
             lines.append(f"- **{cell}**: {', '.join(shown)}")
             if figures.get("text"):
                 texts.append(f"## {cell}\n\n```\n{figures['text'].rstrip()}\n```")
-        return "\n\n".join([*lines, *texts]).replace(str(Path.home()), "~") + "\n"
+        return "\n\n".join([*lines, *texts]).replace(f"{Path.home()}/", "~/") + "\n"
 
 
 class GpuCheck(BenchCommand):

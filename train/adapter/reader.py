@@ -63,7 +63,10 @@ def check_reader(job: Job, adapter: LoraConfig) -> None:
         pairs[name] = getattr(adapter, name), getattr(config, name)
     for name, (own, readers) in pairs.items():
         if own != readers:
-            got, remedy = f"{own}, the reader {readers}", "State the reader's, or no `start`"
+            got, remedy = (
+                f"{own}, the reader {readers}",
+                "State the reader's, or leave out `reader`",
+            )
             problem = f"the reader has another {name}"
             raise GuardError(problem, where=job.where("lora"), got=got, remedy=remedy)
 

@@ -46,15 +46,22 @@ class BoundedHeads(H11Protocol):
         else:
             self.transport.close()
 
+    def _should_upgrade(self) -> bool:
+        return False  # and says nothing of it: many clients ask, and are answered in HTTP/1.1
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._watch()
 
     def _watch(self) -> None:
-        """Let the time run while a head is incomplete, or a body comes that nobody reads."""
-        is_in_head = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
+        """Let the time run where uvicorn's own does not: while a head is incomplete or not begun,
+        or a body comes that nobody reads.
+        """
+        has_begun = bool(self.conn.trailing_data[0])
+        is_idle = self.conn.their_state is h11.IDLE
+        waits_for_head = is_idle and (has_begun or self.timeout_keep_alive_task is None)
         is_unread = self.conn.their_state is h11.SEND_BODY and self.conn.our_state is h11.DONE
-        if not is_in_head and not is_unread:
+        if not waits_for_head and not is_unread:
             self._disarm()
         elif self._timer is None:
             self._timer = self.loop.call_later(self.patience_s, self.transport.close)

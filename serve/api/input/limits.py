@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, get_args
+from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field
 from starlette.datastructures import Headers
@@ -102,6 +103,28 @@ class NotRead(Exception):
     """The client does not read its answer."""
 
 
+class PlainRequests:
+    """ASGI middleware, in front of who may ask: a target with scheme and host is read as its path,
+    and a body with both a length and chunks is refused, which a proxy may read as two requests.
+    """
+
+    def __init__(self, app: ASGIApp, refuse: Refuse) -> None:
+        self._app = app
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            if scope["path"].startswith(("http://", "https://")):
+                scope["path"] = urlsplit(scope["path"]).path or "/"
+            stated = Headers(scope=scope)
+            if "content-length" in stated and "transfer-encoding" in stated:
+                headers = {"connection": "close"}
+                error = HTTPException(400, "a body has a length or comes in chunks", headers)
+                await self._refuse(scope, error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
 class BoundedBodies:
     """ASGI middleware that refuses large bodies before they are read, or as soon as they are large.
 
@@ -125,12 +148,6 @@ class BoundedBodies:
         self._under_way = dict.fromkeys(KINDS, 0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        stated = Headers(scope=scope) if scope["type"] == "http" else {}
-        if "content-length" in stated and "transfer-encoding" in stated:  # two requests to a proxy
-            headers = {"connection": "close"}
-            error = HTTPException(400, "a body has a length or comes in chunks", headers)
-            await self._refuse(scope, error)(scope, receive, send)
-            return
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -56,6 +57,17 @@ def test_probes_need_no_key_and_other_reads_do(client: Client) -> None:
     path, body = "/metrics_leak/api/v1/text/contents", {"contents": ["Hi"]}
     assert client.post(path, json=body, headers=HEADERS["viewer"]).status_code == 403
     assert client.post(path, json=body, headers=HEADERS["shop"]).status_code == 404
+
+
+def test_what_a_proxy_may_read_as_two_ends_the_connection_whoever_asks(client: Client) -> None:
+    head = b"GET http://here/v1/rules HTTP/1.1\r\nhost: here\r\n"
+    framing = b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
+    address = client.base_url.host, client.base_url.port
+    for sent, status in ((head + framing, b"400"), (head + b"connection: close\r\n\r\n", b"401")):
+        with socket.create_connection(address, timeout=30) as connection:  # type: ignore[arg-type]
+            connection.sendall(sent + head + b"\r\n")
+            said = b"".join(iter(lambda: connection.recv(65536), b""))
+        assert said.startswith(b"HTTP/1.1 " + status) and said.count(b"HTTP/1.1 ") == 1
 
 
 def test_a_path_with_a_control_character_is_no_route_s(client: Client) -> None:

@@ -52,6 +52,7 @@ ANSWERED = {
     "a request in a chunk": check(b"%x\r\n%b\r\n0\r\n\r\n" % (len(SMUGGLED), SMUGGLED), CHUNKED),
     "a request to nowhere": request("POST", "/nowhere", SMUGGLED, b"expect: 100-continue"),
     "tunnel": request("CONNECT", "here:80", SMUGGLED),
+    "a target with its host": request("GET", "http://here/v1/rules"),
     "health": request("GET", "/healthz"),
     "head": request("HEAD", "/readyz"),
 }

@@ -132,6 +132,11 @@ def test_a_body_that_nobody_reads_does_not_keep_a_connection(address: tuple[str,
         assert connection.recv(65536).endswith(b"hi")
         connection.sendall(b"no chunk\r\n" + NEXT)
         assert answer(connection) == b""  # it has its answer
+    head = b"POST /early HTTP/1.1\r\nhost: here\r\ncontent-length: 2\r\n\r\n"
+    with opened(address, head) as connection:
+        assert connection.recv(65536).endswith(b"hi")
+        connection.sendall(b"{}")
+        assert answer(connection) == b""  # and begins no other
 
 
 def test_bodies_and_further_requests_take_the_time_that_they_take(address: tuple[str, int]) -> None:
