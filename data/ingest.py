@@ -14,13 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from data.rows import TOO_DEEP, BadRow, SourceRow, without_nulls
-from data.splits import (
-    SHARES,
-    assign,
-    group_near_duplicates,
-    labels_scarce,
-    refuse_straddling,
-)
+from data.splits import SHARES, assign, group_near_duplicates, labels_scarce, refuse_straddling
 from guard.conversation.chat import unread_parts
 from guard.conversation.example import FEWEST_ROWS, REAL, Example, Message, Split, as_line
 from guard.conversation.row import conversation_of, json_cell

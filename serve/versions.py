@@ -84,8 +84,7 @@ def named_rules(
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m serve.versions",
-        description="Versions of rules: list, publish, go back.",
+        prog="python -m serve.versions", description="Versions of rules: list, publish, go back."
     )
     runs = "the folder of weights and results (default: %(default)s)"
     parser.add_argument("--runs", type=Path, default=Runs().root, help=runs)
@@ -107,8 +106,7 @@ def _arguments() -> argparse.Namespace:
         rules = "separated by commas; all: every rule that has such a version"
         change.add_argument("--rule", help=rules)
         change.add_argument(
-            "--version",
-            help="its alias, or the beginning of its id, as `make rules` prints it",
+            "--version", help="its alias, or the beginning of its id, as `make rules` prints it"
         )
         change.set_defaults(force=False)
         if name == "publish":

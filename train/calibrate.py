@@ -33,10 +33,7 @@ SHOWN: tuple[Split, ...] = ("validation", "test")
 
 
 def calibrated(
-    logits: Sequence[float],
-    rows: Sequence[LabelledRow],
-    rule: Rule,
-    threshold: float | None = None,
+    logits: Sequence[float], rows: Sequence[LabelledRow], rule: Rule, threshold: float | None = None
 ) -> tuple[Calibration, dict[str, Any]]:
     """Calibration and metrics from the validation rows that set a threshold, of all these rows with
     their logits in nats. A `threshold` that is stated is taken as it is. Twins are always all.

@@ -30,13 +30,7 @@ from serve.api.catalogue import Catalogue
 from serve.api.errors import Undecided, Unjudged
 from serve.api.input.limits import TEXTS_AT_ONCE
 from serve.api.keeping import CheckKeeper
-from serve.api.observe.record import (
-    CheckRecord,
-    ContentHasher,
-    Observer,
-    Purpose,
-    StreamRecord,
-)
+from serve.api.observe.record import CheckRecord, ContentHasher, Observer, Purpose, StreamRecord
 from serve.api.observe.traffic import Counted, Traffic
 from serve.api.rollouts import Assignment, SettledCheck
 from serve.api.session import SESSION_HEADER, conversation_key

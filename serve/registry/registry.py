@@ -226,14 +226,7 @@ class Registry:
                 changes.set_mode(rule, trial.mode, number, is_trial=True)
 
     def set_mode(
-        self,
-        rule: RegisteredRule,
-        version: str,
-        mode: Mode,
-        *,
-        gate: Gate,
-        actor: str,
-        reason: str,
+        self, rule: RegisteredRule, version: str, mode: Mode, *, gate: Gate, actor: str, reason: str
     ) -> Version:
         """Set the mode of the champion, or of another version, which is on trial from then on.
 

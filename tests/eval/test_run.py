@@ -24,10 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 def evaluate(
-    world: World,
-    selection: str = "all",
-    engine: ToyEngine | None = None,
-    **options: Any,
+    world: World, selection: str = "all", engine: ToyEngine | None = None, **options: Any
 ) -> Report:
     engine = engine or ToyEngine(guess_or_read)
     options |= {"runs": world.runs, "rules": world.rules, "open_predictor": engine.open}

@@ -165,9 +165,7 @@ def test_processes_share_a_file_that_is_rotated_amid_and_one_chain_goes_through_
     assert more == 4
 
 
-def test_a_new_file_begins_once_the_last_line_of_the_renamed_one_is_written(
-    tmp_path: Path,
-) -> None:
+def test_a_new_file_begins_once_the_last_line_of_the_renamed_one_is_written(tmp_path: Path) -> None:
     log, renamed = tmp_path / "log", tmp_path / "log.1"
     write_log(log)
     log.rename(renamed)

@@ -100,9 +100,7 @@ class CheckRequest(StrictBody):
     ]
     tools: Annotated[list[dict[str, Any]] | None, Field(max_length=limits.MAX_TOOLS)] = None
     rules: Annotated[
-        list[str] | None,
-        Field(max_length=limits.MAX_RULES),
-        AfterValidator(_distinct),
+        list[str] | None, Field(max_length=limits.MAX_RULES), AfterValidator(_distinct)
     ] = None
     policies: Annotated[
         list[Policy] | None,

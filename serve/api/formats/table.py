@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from serve.api.formats import (
-    check,
-    classify,
-    litellm,
-    moderations,
-    openai_chat,
-    stream,
-)
+from serve.api.formats import check, classify, litellm, moderations, openai_chat, stream
 from serve.api.wire_format import WireFormat
 
 WIRE_FORMATS: Mapping[str, WireFormat] = {

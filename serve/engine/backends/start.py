@@ -39,7 +39,4 @@ def _start_encoder(
     return EncoderBackend(args, prompts, recipe.context_tokens)
 
 
-STARTS: dict[Kind, StartBackend] = {
-    "decoder": _start_decoder,
-    "encoder": _start_encoder,
-}
+STARTS: dict[Kind, StartBackend] = {"decoder": _start_decoder, "encoder": _start_encoder}

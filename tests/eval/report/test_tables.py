@@ -5,12 +5,7 @@ from pytest import MonkeyPatch
 from eval.agreement import Agreement
 from eval.quality import METRICS, Metric
 from eval.report.report import Report
-from eval.report.tables import (
-    agreement_table,
-    quality_table,
-    strata_table,
-    threshold_table,
-)
+from eval.report.tables import agreement_table, quality_table, strata_table, threshold_table
 from guard.conversation.example import REAL
 from guard.twins import TwinRate
 from tests.eval.conftest import World

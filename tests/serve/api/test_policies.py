@@ -84,9 +84,7 @@ def test_a_request_states_as_many_as_its_sender_may(serve: Serve) -> None:
     assert "beside 1,000 rules you may state 0" in post(many, policies=[KEPT])["error"]
 
 
-def test_explanations_and_streams_are_of_policies_too_and_foreign_formats_not(
-    serve: Serve,
-) -> None:
+def test_explanations_and_streams_are_of_policies_too_and_foreign_formats_not(serve: Serve) -> None:
     engine = ToyEngine({"fine": -2.0})
     client, stated = serve(engine), {"policies": [KEPT, VIOLATED]}
     explanations = post(client, **stated, explain=True)["explanations"]

@@ -13,13 +13,7 @@ from pytest import CaptureFixture, MonkeyPatch
 
 from guard.errors import GuardError
 from guard.home import ROOT
-from tests.train.conftest import (
-    MakeJob,
-    calls_of,
-    data,
-    largest_difference,
-    weights,
-)
+from tests.train.conftest import MakeJob, calls_of, data, largest_difference, weights
 from train.adapter.steps import AveragedWeights, EarlyStopping, LengthGrouped, Progress
 from train.adapter.trl import fit, whole_checkpoint
 from train.job import Job

@@ -24,11 +24,7 @@ from transformers import (
 from guard.errors import GuardError
 from guard.recipe import KINDS, load_recipe
 from serve.engine.backends.arguments import ENCODERS
-from tests.train.conftest import (
-    MakeEncoderJob,
-    with_recipe,
-    with_settings,
-)
+from tests.train.conftest import MakeEncoderJob, with_recipe, with_settings
 from train.encoder.settings import SENTENCE_FILES, check_adapter
 from train.job import Job
 from train.methods import TRAINERS, trainer_of

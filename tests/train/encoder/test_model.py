@@ -18,12 +18,7 @@ import torch
 from peft import PeftModel
 from safetensors.numpy import load_file
 from torch import Tensor, nn
-from transformers import (
-    AutoModelForTokenClassification,
-    BertConfig,
-    BertModel,
-    XLMRobertaConfig,
-)
+from transformers import AutoModelForTokenClassification, BertConfig, BertModel, XLMRobertaConfig
 
 from guard.conversation.example import Example, Message, Split, write_examples
 from guard.errors import GuardError
@@ -62,10 +57,7 @@ def test_heads_of_two_rules_read_each_its_own_turns(make_encoder_job: MakeEncode
 
 SMALL = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64}
 SMALL |= {"num_hidden_layers": 1, "num_attention_heads": 2}
-SHAPES = {
-    "bert": BertConfig(**SMALL),
-    "xlm-roberta": XLMRobertaConfig(**SMALL, pad_token_id=0),
-}
+SHAPES = {"bert": BertConfig(**SMALL), "xlm-roberta": XLMRobertaConfig(**SMALL, pad_token_id=0)}
 
 
 @pytest.mark.parametrize("kind", SHAPES)

@@ -27,10 +27,7 @@ ASKED = {
         "When should I prune my roses?",
         "My tomato plants have yellow leaves, what is missing?",
     ),
-    "chess": (
-        "Is the Sicilian a good answer to e4?",
-        "How do I mate with a rook and a king?",
-    ),
+    "chess": ("Is the Sicilian a good answer to e4?", "How do I mate with a rook and a king?"),
     "astronomy": (
         "How far away is the Andromeda galaxy?",
         "Which of Jupiter's moons can I see with a small telescope?",
@@ -39,26 +36,17 @@ ASKED = {
         "How often should a crown on a molar be looked at?",
         "What do braces for an adult look like?",
     ),
-    "knitting": (
-        "How many stitches do I cast on for a scarf?",
-        "Which needles go with this wool?",
-    ),
+    "knitting": ("How many stitches do I cast on for a scarf?", "Which needles go with this wool?"),
     "dogs": (
         "My puppy bites everything, how do I train him?",
         "How long should I walk a beagle every day?",
     ),
-    "elections": (
-        "Who won the vote for the senate in Ohio?",
-        "Which party should I vote for?",
-    ),
+    "elections": ("Who won the vote for the senate in Ohio?", "Which party should I vote for?"),
     "beer brewing": (
         "At what temperature does a lager ferment?",
         "How much hops do I need for twenty litres of ale?",
     ),
-    "photography": (
-        "Which lens do I take for portraits?",
-        "What shutter speed freezes a runner?",
-    ),
+    "photography": ("Which lens do I take for portraits?", "What shutter speed freezes a runner?"),
     "the Roman Empire": (
         "In which year was Caesar murdered?",
         "How large was a legion under Augustus?",
