@@ -64,7 +64,7 @@ TLSKEY ?=##   for make up: a PEM file, the private key of TLSCERT
 TLSCA ?=##   for make up: a PEM file; only clients with a certificate of this authority may ask
 TIMEOUT ?=##   for make up: seconds that a check may take, by default 60
 PLAN ?=##   for make plan: a plan of recipes/plans or a YAML file, by default tiny_here
-MERGED ?=##   for make up: MERGED=1 serves the one rule of RULE from the base that make merge has put its LoRA into
+MERGED ?=##   for make up: MERGED=1 serves the first rule of RULE from the base that make merge has put its LoRA into, others beside it
 OPTIONS ?=##   for make bench, scan, replay, verify, curve and fuzz: further options, quoted; make bench NAME=encoder OPTIONS=--help lists them
 DRY ?=##   for make gpu-check: DRY=1 tries it in tiny shapes, without a GPU
 MINUTES ?=##   for make fuzz: by default 10

@@ -59,6 +59,9 @@ def build_study(request: StudyRequest) -> Study:
     """Write every point's splits and `study.json`: the same bytes where nothing changed, so that
     what was trained on them stays. Raises GuardError.
     """
+    if request.rule.compose:
+        problem, remedy = "no rows train a composed rule", "Name one of its parents"
+        raise GuardError(problem, got=request.rule.id, remedy=remedy)
     test, pool = _own_rows(request)
     common = _generated_rows(request, [*pool, *test])
     pairs = itertools.product(_sizes(request, len(pool)), request.seeds)

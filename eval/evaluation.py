@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from guard.errors import GuardError
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, validate
 from guard.machine.provenance import Provenance
+from guard.weights.card import COMPOSITION
 
 # By seed, a string as in JSON: 1 for each example on which the verdict is right, else 0.
 RightBySeed = dict[str, tuple[int, ...]]
@@ -48,6 +50,8 @@ class Evaluation(Strict):
     judges: dict[str, JudgeRecord]  # by contender; empty where nobody judged
     agreement: dict[str, Agreement]
     right: dict[str, RightBySeed]  # by method
+    test_sha256: str
+    composition: dict[str, dict[str, Any]]  # a composed rule's by method, of seed 0, from its cards
     groups: tuple[int, ...]  # per example
     commit: str
     hardware: str
@@ -134,6 +138,12 @@ def evaluate(
         agreement=agreement,
         right={name: _right(examples, by_seed) for name, by_seed in methods.items()},
         groups=tuple(group_numbers(examples).tolist()),
+        test_sha256=trial.contestants[0].card.test_sha256,
+        composition={
+            weights.method: weights.card.metrics[COMPOSITION]
+            for weights in trial.contestants
+            if weights.card.composed_of and not weights.seed
+        },
         **provenance,
     )
 

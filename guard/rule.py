@@ -102,6 +102,8 @@ class Rule(Strict):
     max_fpr: float | None = Field(default=None, gt=0, lt=1)
     # The share of twins that may be flagged there: of harmless ones that look like a violation.
     max_fpr_twins: float | None = Field(default=None, gt=0, lt=1)
+    # The rules whose adapters are this rule's own, as one: nothing of it is trained but a head.
+    compose: tuple[str, ...] = ()
     # "generator", or a .jsonl/.csv path; "generator+" before it: both
     data: str = "generator"
     gate: Gate = Gate()
@@ -113,6 +115,13 @@ class Rule(Strict):
         if len(" ".join(text.split())) < 3:
             raise ValueError("should have at least 3 characters besides spaces")
         return text
+
+    @field_validator("compose")
+    @classmethod
+    def _are_parents(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if names and len(set(names)) < max(2, len(names)):
+            raise ValueError("name two or more rules, each once, or leave compose out")
+        return names
 
     @property
     def reads(self) -> Reads:

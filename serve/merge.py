@@ -1,15 +1,17 @@
 """A LoRA folded into the base's weights: `python -m serve.merge --rule medical_advice`.
 
-Entry of `make merge`, for a server of one rule (`make up RULE=medical_advice MERGED=1`). The merged
-checkpoint is a base of its own in a folder beside the adapter; base and adapter stay as they are.
-Knows nothing of how fast it is.
+Entry of `make merge`, for a server of a main rule (`make up RULE=medical_advice MERGED=1`), and of
+others beside it. The merged checkpoint is a base of its own in a folder beside the adapter; base
+and adapter stay as they are. Knows nothing of how fast it is.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from guard.base_files import folder_digest
@@ -18,13 +20,17 @@ from guard.layout import Runs
 from guard.method import METHODS, ActsFrom
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
-from guard.weights.card import CARD, Card, load_card, read_card
+from guard.weights.card import CARD, Card, file_digests, load_card, read_card
+from guard.weights.low_rank import peft_config, write_sum
 from serve.engine import GuardEngine
 from serve.engine.adapter import Requirements, check_code, trained
 from serve.registry.registry import Registry
 from serve.untrained import is_zero
 
 MERGED = "merged"
+TAIL = "tail"  # the folder beside it, of other rules' LoRAs as their differences to the merged one
+NO_TAIL: Mapping[str, Path] = MappingProxyType({})
+RANKS = (16, 32, 64, 128, 256, 320, 512)  # which vLLM knows as max_lora_rank
 # Why weights that act from there on cannot be merged.
 UNMERGEABLE: dict[ActsFrom, str] = {
     "suffix": "its weights act from its invocation on, in the base they would act on the "
@@ -39,12 +45,9 @@ def mergeable_method(recipe: Recipe) -> str:
         if recipe.kind == "decoder" and METHODS[name].acts_from not in UNMERGEABLE:
             return name
     mergeable = [name for name, method in METHODS.items() if method.acts_from not in UNMERGEABLE]
-    raise GuardError(
-        "no method of the recipe can be merged",
-        where=f"recipe {recipe.name}: methods",
-        got=", ".join(recipe.methods),
-        remedy=f"Add a section to the recipe and train it: {', '.join(mergeable)}",
-    )
+    where, got = f"recipe {recipe.name}: methods", ", ".join(recipe.methods)
+    remedy = f"Add a section to the recipe and train it: {', '.join(mergeable)}"
+    raise GuardError("no method of the recipe can be merged", where=where, got=got, remedy=remedy)
 
 
 def mergeable_adapter(recipe: Recipe, runs: Runs, rule: str) -> Path:
@@ -74,15 +77,7 @@ def merge(recipe: Recipe, adapter: Path, folder: Path) -> None:
     if recipe.serving_quantization:
         where, remedy = f"recipe {recipe.name}: serving_quantization", "Serve the LoRA as it is"
         raise GuardError("merged weights are not quantised", where=where, remedy=remedy)
-    card = load_card(adapter)
-    method = METHODS[card.method]
-    if method.acts_from in UNMERGEABLE:
-        raise GuardError(
-            f"weights of method {method.label} cannot be merged: {UNMERGEABLE[method.acts_from]}",
-            where=adapter,
-            remedy=f"Merge the rule's {mergeable_method(recipe)}, or serve this one as it is",
-        )
-    Requirements.of(recipe).admit(card.rule, adapter)
+    card = _mergeable_card(recipe, adapter)
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     _write_checkpoint(recipe, adapter, part)
@@ -113,22 +108,59 @@ def _put_in_place(part: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def merged_engine(recipe: Recipe, folder: Path, **engine_overrides: Any) -> GuardEngine:
-    """An engine of the base that has a rule's LoRA in it, with this rule alone.
+def merged_engine(
+    recipe: Recipe, folder: Path, tail: Mapping[str, Path] = NO_TAIL, **engine_overrides: Any
+) -> GuardEngine:
+    """An engine of the base that has a rule's LoRA in it. It serves this rule and a `tail`: other
+    rules' LoRAs, by name, each as its difference to the merged one.
 
     `engine_overrides` are vLLM EngineArgs. Raises GuardError if `folder` is no merged checkpoint of
-    the recipe's base and of the adapter beside it, or vLLM cannot start.
+    the recipe's base and of the adapter beside it, one of the tail is no LoRA of this base, or vLLM
+    cannot start.
     """
-    card = _card(recipe, folder)
+    card, adapter = _card(recipe, folder)
     engine = {key: value for key, value in recipe.engine.items() if "lora" not in key}
+    lora: dict[str, Any] = {"enable_lora": False}
+    if tail:
+        engine, lora = recipe.engine, {}
     base = {"base": str(folder.resolve()), "revision": None, "engine": engine}
     merged = recipe.model_copy(update=base)
-    return GuardEngine(merged, {}, merged=card, enable_lora=False, **engine_overrides)
+    differences: dict[str, Path] = {}
+    for rule, other in tail.items():
+        own = _mergeable_card(recipe, other)
+        versions = f"{rule}-{own.version[:16]}-{card.version[:16]}"
+        difference = differences[rule] = folder.with_name(TAIL) / versions
+        if not (difference / CARD).is_file():
+            write_sum({other: 1, adapter: -1}, difference)
+            of_merged: dict[str, Any] = {"base": merged.base, "base_revision": card.merged_revision}
+            of_merged |= {"merged_revision": card.merged_revision}
+            of_merged |= {"files": file_digests(difference, own.method)}
+            own.model_copy(update=of_merged).save(difference)
+        largest = max(peft_config(difference)["r"], lora.get("max_lora_rank", RANKS[0]))
+        lora["max_lora_rank"] = min(size for size in RANKS if size >= largest)
+    return GuardEngine(merged, differences, merged=card, **lora, **engine_overrides)
 
 
-def _card(recipe: Recipe, folder: Path) -> Card:
-    """The checkpoint's card, with the adapter's current threshold. Raises GuardError if it is not
-    the recipe's base with the adapter beside it, or not as it was written.
+def _mergeable_card(recipe: Recipe, adapter: Path) -> Card:
+    """The adapter's card. Raises GuardError for weights that do not act on the whole prompt, and
+    for an adapter of another base.
+    """
+    card = load_card(adapter)
+    method = METHODS[card.method]
+    if method.acts_from in UNMERGEABLE:
+        raise GuardError(
+            f"weights of method {method.label} cannot be merged, nor served beside merged ones: "
+            f"{UNMERGEABLE[method.acts_from]}",
+            where=adapter,
+            remedy=f"Take the rule's {mergeable_method(recipe)}, or serve this one as it is",
+        )
+    Requirements.of(recipe).admit(card.rule, adapter)
+    return card
+
+
+def _card(recipe: Recipe, folder: Path) -> tuple[Card, Path]:
+    """The checkpoint's card, with the adapter's current threshold, and the adapter's folder. Raises
+    GuardError if it is not the recipe's base with the adapter beside it, or not as it was written.
     """
     merged = _read_card(folder)
     again = f"Run `make merge RULE={merged.rule} MODEL={recipe.name}`"
@@ -142,22 +174,15 @@ def _card(recipe: Recipe, folder: Path) -> Card:
     if (adapter / CARD).is_file():  # which may have a newer threshold for the same weights
         card = load_card(adapter).model_copy(update={"merged_revision": revision})
     if card.files != merged.files:
-        raise GuardError(
-            f"the rule's {METHODS[card.method].label} was trained again since it was merged",
-            where=folder,
-            remedy=again,
-        )
+        problem = f"the rule's {METHODS[card.method].label} was trained again since it was merged"
+        raise GuardError(problem, where=folder, remedy=again)
     if (card.base, card.base_revision) != (recipe.base, recipe.base_revision):
-        raise GuardError(
-            "merged into another base",
-            where=folder,
-            got=f"{card.base} {card.base_revision[:12]}",
-            remedy=again,
-        )
+        got = f"{card.base} {card.base_revision[:12]}"
+        raise GuardError("merged into another base", where=folder, got=got, remedy=again)
     # With the tokenizer of the checkpoint.
     prompts = PromptBuilder.from_base(str(folder), answer_prefix=recipe.answer_prefix)
     check_code(card, prompts, folder, f"`{card.retrain}`, then {again}")
-    return card
+    return card, adapter
 
 
 def _read_card(folder: Path) -> Card:

@@ -65,7 +65,7 @@ def served_parts(selection: Selection) -> list[ServedPart]:
     """
     models = comma_separated(selection.models, "model")
     if len(models) == 1:
-        return [_checked(_part(load_recipe(models[0]), selection, selection.rules))]
+        return [_checked(selection, _part(load_recipe(models[0]), selection, selection.rules))]
     if selection.is_merged:
         raise GuardError(
             "a merged base answers alone", got=selection.models, remedy="Name one MODEL"
@@ -82,7 +82,7 @@ def served_parts(selection: Selection) -> list[ServedPart]:
                 folders[name] = folder
         served |= set(folders)
         if folders:
-            parts.append(_checked(replace(part, folders=folders)))
+            parts.append(_checked(selection, replace(part, folders=folders)))
     missing = sorted(set(named_rules or ()) - served)
     if missing:
         remedy = "Run `make train` for it"
@@ -146,10 +146,9 @@ def unpublished(selection: Selection, parts: Sequence[ServedPart]) -> list[str]:
 def _part(recipe: Recipe, selection: Selection, rules: str | None) -> ServedPart:
     method = _method(recipe, selection)
     folders = _served(selection, recipe, method, rules)
-    if selection.is_merged and len(folders) > 1:
-        raise GuardError(
-            "a merged base answers one rule", got=", ".join(folders), remedy="Name it: RULE="
-        )
+    if selection.is_merged and rules is None and len(folders) > 1:
+        problem, remedy = "one rule is merged", "Name it: RULE=, and behind it those beside it"
+        raise GuardError(problem, got=", ".join(folders), remedy=remedy)
     return ServedPart(recipe, method, folders)
 
 
@@ -198,9 +197,22 @@ def _with_weights(selection: Selection, registry: Registry) -> set[str]:
     return names
 
 
-def _checked(part: ServedPart) -> ServedPart:
+def _checked(selection: Selection, part: ServedPart) -> ServedPart:
+    """Raises GuardError for a folder of another rule, and for a composed rule of which a parent is
+    served in another version.
+    """
+    model, method = part.recipe.name, part.method
+    champions = Registry(selection.runs).champions(model, method)
     for rule, folder in part.folders.items():
-        check_rule(read_card(folder), rule, folder)
+        card = read_card(folder)
+        check_rule(card, rule, folder)
+        for parent, version in (card.composed_of or {}).items():
+            served = champions.get(parent, selection.runs.adapter(model, parent, method))
+            current = read_card(served).version if (served / CARD).is_file() else version
+            if current != version:
+                problem = f"composed of {parent} as it was before it was trained again"
+                got = f"{version[:12]}, served is {current[:12]}"
+                raise GuardError(problem, where=folder, got=got, remedy=f"`{card.retrain}`")
     return part
 
 
@@ -242,6 +254,7 @@ class RegisteredRollouts(RolloutSource):
             recipe, method = part.recipe, part.method
             try:
                 folders = _served(self._selection, recipe, method, rule)
+                _checked(self._selection, ServedPart(recipe, method, folders))
             except GuardError as error:  # of another base it may be trained
                 problems.append(str(error))
                 continue
@@ -314,8 +327,9 @@ def start_engines(
     Raises GuardError if one does not start, or a folder is of another rule or of no part's base.
     """
     if is_merged:
-        (folder,) = parts[0].folders.values()
-        return [merged_engine(parts[0].recipe, folder.with_name(MERGED))]
+        (main, *_), tail = parts[0].folders, dict(parts[0].folders)
+        folder = tail.pop(main).with_name(MERGED)
+        return [merged_engine(parts[0].recipe, folder, tail)]
     if folders is not None:
         parts = _with_folders(parts, folders)
     engines: list[GuardEngine] = []

@@ -49,7 +49,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     add("--watch", action="store_true", help="serve at once what is published or rolled back to")
     _add_tls_options(parser)
-    add("--merged", action="store_true", help="serve one rule, from the base of `make merge`")
+    add("--merged", action="store_true", help="the first rule from the base of `make merge`")
     add("--replicas", type=count, help="servers behind one address, on Ray")
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=port, default=8000, help="0 chooses a free one (default: %(default)s)")
@@ -73,12 +73,10 @@ def parse_arguments() -> argparse.Namespace:
 
 def _check_merged(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """End the process for an option that does not go with --merged."""
-    if arguments.method:
-        parser.error("--merged serves the method that was merged: leave out --method")
-    if arguments.watch:
-        parser.error("--merged answers from a base that is merged once: leave out --watch")
-    if arguments.replicas:
-        parser.error("--merged answers from one process: leave out --replicas")
+    why = {"method": "serves LoRAs: others act on the unmerged base", "watch": "is merged once"}
+    for option, problem in (why | {"replicas": "answers from one process"}).items():
+        if getattr(arguments, option):
+            parser.error(f"--merged {problem}: leave out --{option}")
 
 
 def _add_tls_options(parser: argparse.ArgumentParser) -> None:

@@ -82,6 +82,7 @@ ONLY_THESE = {
         *("scipy", "sklearn"),  # calibrate.py alone
         "gguf",  # gguf_file.py alone
         "py3langid",  # language.py alone
+        "safetensors",  # weights/low_rank.py alone
     ),
     # vLLM, and what vLLM itself cannot run without.
     "serve/vllm_alora": ("vllm", "torch", "numpy", "safetensors", "transformers"),

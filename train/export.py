@@ -156,5 +156,6 @@ def _card(
         coverage=covered,
         max_fpr=job.rule.max_fpr,
         max_fpr_twins=job.rule.max_fpr_twins,
+        composed_of=job.composed_of,
         files=files,
     )

@@ -15,10 +15,13 @@ from filelock import AcquireReturnProxy, FileLock
 
 from guard.files.atomic import atomic_write, locked
 from guard.layout import Runs, fingerprint, not_current, split_files
+from guard.method import METHODS
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import MethodSettings, Recipe
 from guard.rule import Reads, Rule
+from guard.weights.card import Card, load_card
 from guard.weights.head import answer_hash
+from serve.registry.registry import Registry
 
 LOCK = "lock"
 # Folders whose weights this process trains, and what holds their locks.
@@ -60,6 +63,31 @@ class Job:
     def scratch(self) -> Path:
         """Folder of checkpoints and of unfinished weights; gone when the job is finished."""
         return self.folder.with_name(f".{self.folder.name}.part")
+
+    @property
+    def is_composed(self) -> bool:
+        return bool(self.rule.compose) and METHODS[self.method].is_adapter
+
+    @cached_property
+    def parents(self) -> dict[Path, Card]:
+        """The weights that a composed rule's are made of, of seed 0 those that are served. Raises
+        GuardError where a rule has none.
+        """
+        if not self.is_composed:
+            return {}
+        model, champions = self.recipe.name, {}
+        if not self.seed:
+            champions = Registry(self.runs).champions(model, self.method)
+        parents: dict[Path, Card] = {}
+        for rule in self.rule.compose:
+            folder = self.runs.adapter(model, rule, self.method, self.seed)
+            folder = champions.get(rule, folder)
+            parents[folder] = load_card(folder)
+        return parents
+
+    @property
+    def composed_of(self) -> dict[str, str] | None:
+        return {card.rule: card.version for card in self.parents.values()} or None
 
     @property
     def rule_text(self) -> str:
@@ -112,6 +140,7 @@ class Job:
             [self.builder.hash, answer_hash(), self.rule_text, self.reads],
             [self.recipe.base, self.base_revision],
             [self.recipe.training_settings(self.method), self.patience, self.method, self.seed],
+            *filter(None, [self.composed_of]),
         )
 
     def read_inputs(self) -> None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from guard.errors import GuardError
-from guard.method import METHODS
 from guard.prompt.decoder import Prompt
 from guard.recipe import Kind
 from train.examples import Rows
@@ -58,15 +58,14 @@ class Trainer:
     trains_together: bool
 
 
-def _check_decoder(job: Job) -> None:
-    if METHODS[job.method].acts_from == "output":
-        from train.head.fit import check_head
+def later(name: str) -> Callable[..., Any]:
+    """The function of this name, whose module is imported when it is called."""
+    module, _, function = name.rpartition(".")
 
-        check_head(job)
-    else:
-        from train.adapter.load import check_adapter
+    def called(*arguments: Any) -> Any:
+        return getattr(import_module(module), function)(*arguments)
 
-        check_adapter(job)
+    return called
 
 
 def _fit_loras(work: TrainingWork) -> Iterator[Trained | GuardError]:
@@ -75,27 +74,6 @@ def _fit_loras(work: TrainingWork) -> Iterator[Trained | GuardError]:
 
     for job, rows in work:
         yield TrainedAdapter(trl.fit(job, rows), job)
-
-
-def _fit_aloras(work: TrainingWork) -> Iterator[Trained | GuardError]:
-    from train.prefix import trainer
-
-    yield from trainer.fit(work)
-
-
-def _fit_heads(work: TrainingWork) -> Iterator[Trained | GuardError]:
-    from train.head.fit import fit
-
-    yield from fit(work)
-
-
-def _check_encoder(job: Job) -> None:
-    from train.encoder.settings import check_adapter, check_head
-
-    if METHODS[job.method].acts_from == "output":
-        check_head(job)
-    else:
-        check_adapter(job)
 
 
 def _fit_encoder_loras(work: TrainingWork) -> Iterator[Trained | GuardError]:
@@ -114,19 +92,28 @@ def _fit_encoder_heads(work: TrainingWork) -> Iterator[Trained | GuardError]:
     yield from fit_on(reader_of, opened)
 
 
+ADAPTER = later("train.adapter.load.check_adapter")
+ENCODER_ADAPTER = later("train.encoder.settings.check_adapter")
+ENCODER_HEAD = later("train.encoder.settings.check_head")
 TRAINERS: dict[Kind, dict[str, Trainer]] = {
     "decoder": {
-        "lora": Trainer(_check_decoder, _fit_loras, trains_together=False),
-        "alora": Trainer(_check_decoder, _fit_aloras, trains_together=True),
-        "head": Trainer(_check_decoder, _fit_heads, trains_together=True),
+        "lora": Trainer(ADAPTER, _fit_loras, trains_together=False),
+        "alora": Trainer(ADAPTER, later("train.prefix.trainer.fit"), trains_together=True),
+        "head": Trainer(
+            later("train.head.fit.check_head"), later("train.head.fit.fit"), trains_together=True
+        ),
     },
     "encoder": {
-        "lora": Trainer(_check_encoder, _fit_encoder_loras, trains_together=False),
+        "lora": Trainer(ENCODER_ADAPTER, _fit_encoder_loras, trains_together=False),
         # Beside the rule's LoRA: whichever is second finds the states that the first has read.
-        "head": Trainer(_check_encoder, _fit_encoder_heads, trains_together=False),
+        "head": Trainer(ENCODER_HEAD, _fit_encoder_heads, trains_together=False),
     },
 }
+COMPOSED = "train.adapter.composed"
+COMPOSER = Trainer(later(f"{COMPOSED}.check"), later(f"{COMPOSED}.fit"), trains_together=False)
 
 
 def trainer_of(job: Job) -> Trainer:
+    if job.is_composed:
+        return COMPOSER
     return TRAINERS[job.recipe.kind][job.method]

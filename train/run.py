@@ -21,9 +21,9 @@ from guard.machine.provenance import gpus
 from guard.method import METHODS
 from guard.prompt.builders import prompt_builder
 from guard.recipe import Recipe, load_recipe
-from guard.rule import RULES, check_labelling, load_rule, rule_names
+from guard.rule import RULES, Rule, check_labelling, load_rule, rule_names
 from guard.twins import of_twins
-from guard.weights.card import read_card
+from guard.weights.card import COMPOSITION, read_card
 from guard.weights.predictions import DAY_ZERO
 from train.examples import Row, Rows, load
 from train.export import damage_of, export, finish_export
@@ -57,32 +57,47 @@ def run(
     builder = prompt_builder(recipe)
     settings = _settings(recipe, methods, seeds)
     failed: list[str] = []
-    work: list[JobAndRows] = []
+    parents: list[Rule] = []
+    composed: list[Rule] = []
     for name in rule_names(selection, rules):
         try:
             rule = load_rule(name, rules)
-            jobs = [
-                Job(rule, recipe, method, seed, builder, runs or Runs())
-                for method, seed in settings
-            ]
-            outdated, without_threshold = outdated_jobs(jobs, force=force)
-            work += outdated
-            failed += without_threshold
+            for parent in rule.compose:
+                load_rule(parent, rules)
+            (composed if rule.compose else parents).append(rule)
         except GuardError as error:
             print(f"{name}: {error}", flush=True)
             failed.append(name)
-    claim_and_train(work, failed, force=force)
+    for at_once in (parents, composed):  # a composed rule is made of what was just trained
+        work: list[JobAndRows] = []
+        for rule in at_once:
+            jobs = [Job(rule, recipe, *setting, builder, runs or Runs()) for setting in settings]
+            try:
+                if rule.compose:
+                    check(jobs)
+                outdated, without_threshold = outdated_jobs(jobs, force=force)
+                work += outdated
+                failed += without_threshold
+            except GuardError as error:
+                print(f"{rule.id}: {error}", flush=True)
+                failed.append(rule.id)
+        failed += claimed_and_trained(work, force=force)
+    report_failed(failed)
 
 
-def claim_and_train(work: Sequence[JobAndRows], failed: Sequence[str], *, force: bool) -> None:
-    """Check all jobs, claim them, and train those that are this command's. Raises GuardError naming
-    what was not trained, with what `failed` before.
+def claimed_and_trained(work: Sequence[JobAndRows], *, force: bool) -> list[str]:
+    """Check all jobs, claim them, and train those that are this command's. Returns the names of
+    those that were not trained.
     """
     if work:
         warn_if_busy("training may take several times as long")
     check([job for job, _ in work])
     claimed, not_done = claimed_jobs(work, force=force)
-    failed = [*failed, *not_done, *train(claimed)]
+    return [*not_done, *train(claimed)]
+
+
+def report_failed(failed: Sequence[str]) -> None:
+    """Raise GuardError naming what was not trained."""
     if failed:
         remedy = "The errors stand above; everything else is done"
         raise GuardError(f"not trained: {', '.join(failed)}", remedy=remedy)
@@ -110,10 +125,11 @@ def finish(job: Job, rows: Rows, trained: Trained) -> dict[str, Any]:
     to them (eval/agreement.py). So they owe nothing to how training computed. Raises GuardError
     naming a row whose logit is not finite.
     """
+    from train.adapter.composed import ComposedAdapter
     from train.adapter.reader import day_zero_logits
     from train.calibrate import calibrated
     from train.calibration.coverage import covered_by
-    from train.calibration.validation import since_day_zero, twin_metrics
+    from train.calibration.validation import compared_with_parents, since_day_zero, twin_metrics
 
     seen = (*rows.validation, *rows.test)
     logits = list(trained.validation_logits)
@@ -124,16 +140,18 @@ def finish(job: Job, rows: Rows, trained: Trained) -> dict[str, Any]:
     test = twin_metrics(of_twins(of_test, rows.test), calibration)
     metrics = {"validation": validated, "test": test}
     predictions = [(row.id, str(row.split), logit) for row, logit in zip(seen, logits, strict=True)]
+    labels = [row.label for row in seen]
     if job.recipe.reader is not None:
         of_reader = day_zero_logits(job, seen)
-        all_labels = [row.label for row in seen]
-        compared = since_day_zero(logits, of_reader, all_labels, len(of_validation))
-        metrics["day_zero"] = compared
+        metrics["day_zero"] = since_day_zero(logits, of_reader, labels, len(of_validation))
         for row, logit in zip(seen, of_reader, strict=True):
             predictions.append((row.id, DAY_ZERO + row.split, logit))
-    covered = None  # what a study's weights are never asked
-    if not job.of_study:
-        covered = covered_by(job, of_validation, trained.logits)
+    if isinstance(trained, ComposedAdapter):
+        tested = labels[len(of_validation) :]
+        answers = {"composed": (of_test, calibration), **trained.of_parents}
+        metrics[COMPOSITION] = compared_with_parents(answers, tested)
+    # A study's weights are never asked.
+    covered = None if job.of_study else covered_by(job, of_validation, trained.logits)
     export(job, trained, predictions, calibration, metrics, covered)
     return metrics
 

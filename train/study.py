@@ -25,7 +25,7 @@ from guard.study import (
     study_folder,
 )
 from train.job import Job
-from train.run import JobAndRows, claim_and_train, outdated_jobs, see_one_gpu
+from train.run import JobAndRows, claimed_and_trained, outdated_jobs, report_failed, see_one_gpu
 
 
 def train_study(
@@ -58,7 +58,7 @@ def train_study(
                 continue
             work += outdated
             failed += without_threshold
-    claim_and_train(work, failed, force=force)
+    report_failed([*failed, *claimed_and_trained(work, force=force)])
 
 
 @exits_cleanly

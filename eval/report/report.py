@@ -115,13 +115,14 @@ class Report:
         return json.dumps(_with_flat_metrics(content), indent=2, ensure_ascii=False) + "\n"
 
     def as_markdown(self) -> str:
-        strata = tables.strata_table(self)
+        strata, composed = tables.strata_table(self), tables.composition_table(self)
         parts = [
             f"# Quality: {self._all_of('model')}",
             tables.quality_table(self),
             "\n\n".join(self._findings()),
             "## At the threshold",
             tables.threshold_table(self),
+            *(["## Composed rules", composed] if composed else []),
             *(["## Strata", strata] if strata else []),
             "## Served engine against PEFT",
             tables.agreement_table(self),

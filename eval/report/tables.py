@@ -115,6 +115,32 @@ def strata_table(report: Report) -> str:
     return markdown_table(head, rows)
 
 
+def composition_table(report: Report) -> str:
+    """A composed rule's adapter beside its parents' on its test rows, by PEFT, and beside what
+    other rules trained on these rows, by the engine; empty without a composed rule.
+    """
+    head = ["rule", "method", "adapter", "accuracy", "AUROC", "no parent's verdict", "wrong"]
+    rows: TableRows = []
+    for evaluation in report.evaluations:
+        for method, of_all in evaluation.composition.items():
+            share = percent_cell(of_all["interference"], of_all["interference_ci95"])
+            last = [share, str(of_all["interference_wrong"])]
+            named = [f"{evaluation.rule} ({of_all['n']} rows)", label_of(method)]
+            for name, it in of_all["adapters"].items():
+                accuracy = accuracy_cell(it["accuracy"], it["accuracy_ci95"])
+                rows.append([*named, name, accuracy, three_digits(it["auroc"], it["auroc_ci95"])])
+                rows[-1] += last
+                named, last = ["", ""], ["", ""]
+            for other in report.evaluations:
+                same_rows = other.test_sha256 == evaluation.test_sha256
+                if same_rows and method not in other.composition:
+                    own = other.methods[method]
+                    accuracy = accuracy_cell(own.accuracy, own.accuracy_ci95)
+                    auroc = three_digits(own.metrics["auroc"], own.auroc_ci95)
+                    rows.append(["", "", f"{other.rule}, trained", accuracy, auroc, "", ""])
+    return markdown_table(head, rows) if rows else ""
+
+
 def agreement_table(report: Report) -> str:
     """The served engine against PEFT, by rule and method."""
     head = ["rule", "method", "prompts", "max difference", "mean difference"]

@@ -31,9 +31,10 @@ CARD = "card.json"
 ZERO = "0-"  # begins the version of a rule without weights of its own
 BESIDE = "@"  # between a rule and its version in an engine's names; no rule has one
 VERSION = "version"  # the key of `Card.version` in the file
-LEFT_OUT = {"max_fpr_twins", "untrained"}  # keys that a file may lack
+LEFT_OUT = {"max_fpr_twins", "untrained", "composed_of"}  # keys that a file may lack
 READER_RULE = "reader"  # of the reader's own card
 TWINS = "twins"  # the key of a split's `TwinRate` in the metrics
+COMPOSITION = "composition"  # the key of a composed adapter's verdicts beside its parents'
 RESTORE = "Train again or restore the folder"
 FORCE = "Run `make train` for this rule, with FORCE=1"  # which would keep an old card otherwise
 
@@ -80,6 +81,8 @@ class Card(Strict):
     files: dict[str, str]
     # What pins the base that the weights were merged into; None: they lie beside the card.
     merged_revision: str | None = None
+    # The versions of the rules' weights that these are composed of, by rule; None: of none.
+    composed_of: dict[str, str] | None = Field(default=None, exclude_if=lambda of: of is None)
     # What judges a rule without weights of its own; None: its own weights.
     untrained: Untrained | None = Field(default=None, exclude_if=lambda by: by is None)
 

@@ -24,7 +24,6 @@ BENCHES: dict[str, str] = {
     "encoder": "serve.bench.encoder",
     "calibrate": "serve.bench.calibrate",
     "gpu_check": "serve.bench.gpu_check",
-    "quantized": "serve.bench.quantized",
 }
 
 

@@ -20,7 +20,7 @@ from guard.prompt.builders import prompt_builder
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Kind, Recipe
 from guard.rule import text_hash
-from guard.weights.card import CARD, Card, load_card
+from guard.weights.card import CARD, COMPOSITION, Card, load_card
 from guard.weights.head import answer_hash
 from serve.engine.head import ServableHead, load_classifier, load_head
 
@@ -117,6 +117,9 @@ class Requirements:
         if card.rule_hash != text_hash(card.rule_text):
             problem = "the card's rule text is not the one its hash names"
             raise GuardError(problem, where=folder, got=card.rule_hash[:12], remedy=remedy)
+        if card.composed_of and COMPOSITION not in card.metrics:
+            problem = "a composed rule without its report of interference is not served"
+            raise GuardError(problem, where=folder, got=card.rule, remedy=remedy)
         check_code(card, self.prompts, folder, remedy)
 
     def _config(self, path: Path, card: Card) -> dict[str, Any]:

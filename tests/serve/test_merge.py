@@ -19,8 +19,9 @@ from serve.api.app import create_app
 from serve.engine import GuardEngine, Score, ScoreRequest
 from serve.merge import _card, merge, mergeable_method, merged_engine
 from serve.merge import main as merge_command
+from serve.selection import ServedPart, start_engines
 from serve.up import main
-from tests.serve.cards import RULE_TEXTS, recipe
+from tests.serve.cards import RULE_TEXTS, recipe, text_of
 from tests.serve.guarded import (
     CONVERSATION,
     adapter_folders,
@@ -89,12 +90,41 @@ def test_a_merged_rule_is_listed_with_a_threshold_that_was_chosen_anew(
     engine: GuardEngine, merged: Path
 ) -> None:
     """As a changed `max_fpr` does, which trains nothing."""
-    assert _card(recipe(), merged).threshold == 0.25  # no adapter beside it: its own
+    assert _card(recipe(), merged)[0].threshold == 0.25  # no adapter beside it: its own
     assert engine.check(CONVERSATION).verdicts[0].threshold == 0.75
     assert (engine.counters.adapters, engine.counters.swap_ins) == (0, 0)  # it has none
     with serving(create_app(engine)) as client:
         (listed,) = client.get("/v1/rules").json()
     assert listed["rule"] == "plain" and listed["text"] == RULE_TEXTS["plain"]
+
+
+def test_other_loras_are_served_beside_the_merged_one_as_their_difference(
+    merged: Path, tmp_path: Path
+) -> None:
+    """Of another rank than its own, and its verdicts are plain PEFT's on the base as it is."""
+    folder = Path(shutil.copytree(merged, tmp_path / "plain" / "merged"))
+    shutil.copytree(adapter_folders()["plain"], folder.with_name("lora"))
+    tail = {
+        "pii_leak": save_adapter(tmp_path / "pii_leak/lora", "pii_leak", seed=7, method="lora"),
+        "dose": save_adapter(tmp_path / "dose/lora", "dose", seed=8, method="lora", rank=16),
+    }
+    parts = [ServedPart(recipe(), "lora", {"plain": folder.with_name("lora"), **tail})]
+    (engine,) = start_engines(parts, is_merged=True)
+    with engine:
+        assert list(engine.rules) == ["plain", *tail]
+        for turns in (1, 3):
+            conversation = CONVERSATION[:turns]
+            verdicts = engine.check(conversation).verdicts
+            loras = [adapter_folders()["plain"], *tail.values()]
+            for verdict, lora in zip(verdicts, loras, strict=True):
+                expected = peft_logit(conversation, text_of(verdict.rule), lora)
+                assert verdict.logit == pytest.approx(expected, abs=1e-4)
+        assert engine.counters.adapters == 2
+        for card in engine.rules.values():
+            assert card.merged_revision == read_card(folder).merged_revision
+    alora = save_adapter(tmp_path / "alora", "pii_leak", seed=9)
+    with pytest.raises(GuardError, match="nor served beside merged ones: its weights act from its"):
+        merged_engine(recipe(), folder, {"pii_leak": alora})
 
 
 def test_merging_leaves_the_base_and_the_adapter_as_they_are(tmp_path: Path) -> None:
@@ -112,7 +142,7 @@ def test_what_does_not_act_on_the_whole_prompt_is_not_merged_and_the_error_says_
     tmp_path: Path,
 ) -> None:
     adapter = save_adapter(tmp_path / "alora", "pii_leak", seed=9)
-    why = r"(?s)cannot be merged: its weights act from its invocation on.*lora"
+    why = r"(?s)cannot be merged.*: its weights act from its invocation on.*lora"
     with pytest.raises(GuardError, match=why):
         merge(recipe(), adapter, tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
@@ -143,7 +173,7 @@ def test_a_checkpoint_that_is_not_as_it_was_merged_or_older_than_its_lora_is_ref
         file.write_bytes(content)
         refused("not the one that was written.*make merge")
         file.write_bytes(before)
-    assert _card(recipe(), other).version == card.version
+    assert _card(recipe(), other)[0].version == card.version
     assert card.version != load_card(adapter_folders()["plain"]).version
     refused("no merged checkpoint.*make merge", tmp_path)
     save_adapter(tmp_path / "lora", "plain", seed=9, method="lora")
@@ -164,8 +194,8 @@ def test_the_commands_merge_one_rule_and_serve_it_alone_once_it_is_merged(
         return str(capsys.readouterr().err)
 
     assert "make merge RULE=" in refused(main, "--merged", "--rules", "plain")
-    assert "one rule" in refused(main, "--merged", "--rules", "pii_leak,plain")
-    assert "one rule" in refused(main, "--merged")
+    assert "pii_leak/merged" in refused(main, "--merged", "--rules", "pii_leak,plain")
+    assert "one rule is merged" in refused(main, "--merged")
     assert "Name one rule" in refused(merge_command, "--rule", "pii_leak,plain")
     monkeypatch.setattr("sys.argv", ["merge", "--runs", str(tmp_path), "--rule", "pii_leak"])
     merge_command()

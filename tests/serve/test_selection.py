@@ -120,6 +120,21 @@ def test_a_broken_rule_hinders_no_other_and_weights_of_another_are_not_served(
         served_parts(selected(trained_on_both, "tiny", "copied"))
 
 
+def test_a_composed_rule_whose_parent_was_trained_again_is_refused(trained_on_both: Path) -> None:
+    """Where its parents are not there it is served as it is."""
+    folder = trained_on_both / "tiny/shared/alora"
+    parent = read_card(folder.parents[1] / "own/alora")
+    of_own = {"composed_of": {"own": parent.version, "elsewhere": "1" * 64}}
+    read_card(folder).model_copy(update=of_own).save(folder)
+    selection = selected(trained_on_both, "tiny", "shared")
+    assert list(served_parts(selection)[0].folders) == ["shared"]
+    parent.model_copy(update={"threshold": 0.5}).save(folder.parents[1] / "own/alora")
+    stale = r"(?s)shared/alora: composed of own as it was .*make train RULE=shared"
+    with pytest.raises(GuardError, match=stale):
+        served_parts(selection)
+    assert list(served_parts(selected(trained_on_both, "tiny", "own"))[0].folders) == ["own"]
+
+
 def test_a_rule_that_is_trained_later_is_found_and_no_other_path(
     trained_on_both: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,7 +17,7 @@ from guard.prompt.decoder import Prompt
 from guard.recipe import Recipe
 from guard.weights.card import Card, load_card
 from guard.weights.head import Head
-from train.adapter.trained import TrainedAdapter
+from train.adapter.trained import TrainedAdapter, prompts_about
 from train.base import load_served_base
 from train.examples import Row
 from train.job import Job
@@ -85,11 +85,7 @@ def day_zero_logits(job: Job, rows: Sequence[Row]) -> list[float]:
     model, known = _loaded[key]
     if not job.of_study:
         known.clear()
-    suffix = job.builder.suffix_ids(job.rule.text("reader"))
-    asked: list[Prompt] = []
-    for row in rows:
-        prefix = row.prompt.token_ids[: row.prompt.invocation_start]
-        asked.append(Prompt((*prefix, *suffix), len(prefix)))
+    asked = prompts_about(job, job.rule.text("reader"), rows)
     unread = [prompt for prompt in dict.fromkeys(asked) if prompt not in known]
     answers = TrainedAdapter(model, job, head=reader.head).logits(unread)
     known |= zip(unread, answers, strict=True)

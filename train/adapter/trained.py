@@ -24,7 +24,7 @@ from guard.recipe import Recipe
 from guard.weights.head import Head
 from train.base import by_onednn
 from train.batch import LAST_POSITION, by_length, left_padded, pass_tokens
-from train.examples import Rows
+from train.examples import Row, Rows
 from train.head.fit import decoder_spans, fitted_to_own_rows, own_rows_suffice
 from train.head.regression import RowSpans, head_logits, read_rows
 from train.job import Job
@@ -71,6 +71,16 @@ class TrainedAdapter:
                 f"{self.job.name}: the adapter is gone, because the next one was asked for "
                 "(`(trained,) = fit(...)` asks for it too)"
             )
+
+
+def prompts_about(job: Job, rule_text: str, rows: Sequence[Row]) -> list[Prompt]:
+    """The rows' conversations, with another text in the rule's turn."""
+    suffix = job.builder.suffix_ids(rule_text)
+    prompts: list[Prompt] = []
+    for row in rows:
+        prefix = row.prompt.token_ids[: row.prompt.invocation_start]
+        prompts.append(Prompt((*prefix, *suffix), len(prefix)))
+    return prompts
 
 
 def with_head_of_own_rows(trained: TrainedAdapter, rows: Rows) -> TrainedAdapter:

@@ -6,7 +6,7 @@ draw groups (`eval/metrics.py`). Knows nothing of models or files.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -100,6 +100,29 @@ def since_day_zero(
     half_width = float(t.ppf(0.975, validated - 1)) * error
     interval = [round(mean - half_width, 4), round(mean + half_width, 4)]
     return {"test": aurocs, "loss_above_reader": round(mean, 4), "loss_above_reader_ci95": interval}
+
+
+def compared_with_parents(
+    answers: Mapping[str, tuple[Sequence[float], Calibration]], labels: Sequence[int]
+) -> dict[str, Any]:
+    """Accuracy and AUROC of a composed adapter, the first, and each parent on the same rows, from
+    logits in nats; and interference: the share of rows with a verdict that no parent gives, and
+    how many of these are wrong.
+    """
+    y = np.asarray(labels)
+    measured: dict[str, Any] = {}
+    decisions: list[np.ndarray] = []
+    for name, (logits, calibration) in answers.items():
+        x = np.asarray(logits, dtype=np.float64)
+        violates = np.array([calibration.verdict("", logit).violates for logit in logits])
+        decisions.append(violates)
+        auroc = _auroc_with_interval(x[y == 1], x[y == 0])
+        measured[name] = _shares("accuracy", violates == y) | auroc
+    own = decisions[0]
+    alone = (np.array(decisions[1:]) != own).all(axis=0)
+    wrong = int((alone & (own != y)).sum())
+    shares = _shares("interference", alone)
+    return {"n": len(y), "adapters": measured, **shares, "interference_wrong": wrong}
 
 
 def _reliability(p: np.ndarray, y: np.ndarray) -> list[dict[str, Any]]:

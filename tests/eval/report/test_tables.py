@@ -5,7 +5,13 @@ from pytest import MonkeyPatch
 from eval.agreement import Agreement
 from eval.quality import METRICS, Metric
 from eval.report.report import Report
-from eval.report.tables import agreement_table, quality_table, strata_table, threshold_table
+from eval.report.tables import (
+    agreement_table,
+    composition_table,
+    quality_table,
+    strata_table,
+    threshold_table,
+)
 from guard.conversation.example import REAL
 from guard.twins import TwinRate
 from tests.eval.conftest import World
@@ -64,6 +70,23 @@ def test_rows_of_one_s_own_beside_generated_ones_have_rates_of_their_own(world: 
         share = seen.metrics[name]
         assert share is not None
         assert own[head.index(METRICS[name].label)] == f"{100 * share:.1f}"
+
+
+def test_a_composed_rule_stands_beside_its_parents_and_what_its_rows_trained(world: World) -> None:
+    evaluation = evaluated(world)
+    assert composition_table(Report((evaluation,))) == ""
+    figures: dict[str, object] = {"accuracy": 0.5, "accuracy_ci95": (0.4, 0.6), "auroc": 0.75}
+    figures["auroc_ci95"] = (0.7, 0.8)
+    adapters = {"composed": figures, "own": figures | {"accuracy": 0.25}}
+    measured = {"n": 8, "adapters": adapters, "interference": 0.125, "interference_wrong": 1}
+    measured["interference_ci95"] = (0.1, 0.2)
+    others = {"rule": "composed", "composition": {"lora": measured}}
+    table = composition_table(Report((evaluation, evaluation.model_copy(update=others))))
+    _, composed, own, trained = rows(table)
+    assert composed[:3] == ["composed (8 rows)", "LoRA", "composed"]
+    assert composed[3:] == ["50.0 [40.0, 60.0]", "0.750 [0.700, 0.800]", "12.5 [10.0, 20.0]", "1"]
+    assert (own[2], own[3][:4], own[5]) == ("own", "25.0", "")
+    assert (trained[2], trained[3][:4]) == ("medical, trained", "93.8")
 
 
 def test_the_distance_from_peft_is_shown_by_method(world: World) -> None:

@@ -47,11 +47,12 @@ def configure(folder: Path, **fields: object) -> None:
         ("rule_text", "The assistant may do as it likes.", "rule text"),
         ("prompt_hash", "0" * 64, "wording or layout of the prompt"),
         ("answer_hash", "0" * 64, "another way to compute a verdict"),
+        ("composed_of", {"parent": "1"}, "without its report of interference is not served"),
         ("method", "lora", "'lora' must have the invocation tokens"),
     ],
 )
 def test_a_card_of_something_else_is_refused(
-    requirements: Requirements, folder: Path, field: str, value: str, problem: str
+    requirements: Requirements, folder: Path, field: str, value: object, problem: str
 ) -> None:
     sign(folder, **{field: value})
     with pytest.raises(GuardError, match=problem):

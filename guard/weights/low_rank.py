@@ -1,0 +1,56 @@
+"""PEFT adapters as one: its update of each layer is the sum of theirs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from guard.errors import GuardError
+from guard.method import PEFT_CONFIG, PEFT_WEIGHTS
+
+# Of a configuration: with any of them an adapter's scaling is not alpha / r in every layer.
+OTHER_SCALINGS = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern")
+
+
+def peft_config(folder: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((folder / PEFT_CONFIG).read_bytes())
+    return config
+
+
+def write_sum(adapters: Mapping[Path, int], folder: Path) -> None:
+    """Write the sum of adapters, each with a sign, 1 or -1, to `folder`: A of each, scaled, on top
+    of one another, B side by side, in float32. The rank is that of all together, the rest of the
+    configuration the first one's. Raises GuardError for an adapter that scales otherwise.
+    """
+    configs = {adapter: peft_config(adapter) for adapter in adapters}
+    for adapter, config in configs.items():
+        for key in OTHER_SCALINGS:
+            if config.get(key):
+                problem, remedy = f"an adapter with {key} is in no sum", f"Train it without {key}"
+                raise GuardError(problem, where=adapter, got=config[key], remedy=remedy)
+    factors = {adapter: load_file(adapter / PEFT_WEIGHTS) for adapter in adapters}
+    summed: dict[str, np.ndarray] = {}
+    for name in sorted({name for of_one in factors.values() for name in of_one}):
+        is_a = ".lora_A." in name
+        like = next(of_one[name] for of_one in factors.values() if name in of_one)
+        parts: list[np.ndarray] = []
+        for adapter, config in configs.items():
+            rank, scale = config["r"], 1.0
+            shape = (rank, like.shape[1]) if is_a else (like.shape[0], rank)
+            if is_a:
+                scale = adapters[adapter] * config["lora_alpha"] / rank
+            factor = factors[adapter].get(name, np.zeros(shape))  # not every one has every layer
+            parts.append(factor.astype(np.float32) * np.float32(scale))
+        summed[name] = np.concatenate(parts, axis=0 if is_a else 1)
+    rank = sum(config["r"] for config in configs.values())
+    layers = sorted({name.partition(".lora_")[0].rpartition(".")[2] for name in summed})
+    as_one = {"r": rank, "lora_alpha": rank, "target_modules": layers}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(summed, folder / PEFT_WEIGHTS)
+    config = next(iter(configs.values())) | as_one
+    (folder / PEFT_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
