@@ -47,10 +47,6 @@ def _ranked(measure: Callable[[np.ndarray, np.ndarray], float]) -> Measure:
     return measure_ranked
 
 
-def _f1(scored: Scored) -> float:
-    return float(f1_score(scored.labels, scored.decisions, zero_division=0))
-
-
 def _ece(scored: Scored) -> float | None:
     """None without both labels: rows chosen by their label say nothing about a probability."""
     if not metrics.has_both(scored.labels):
@@ -74,7 +70,7 @@ def _flagged(label: int) -> Measure:
 # What is measured of every method's answers. An entry is a column of the report and a key of its
 # JSON.
 METRICS: dict[str, Metric] = {
-    "f1": Metric("F1", _f1),
+    "f1": Metric("F1", lambda it: float(f1_score(it.labels, it.decisions, zero_division=0))),
     "auroc": Metric("AUROC", _ranked(roc_auc_score), in_strata=True),
     "auprc": Metric("AUPRC", _ranked(average_precision_score)),
     "recall_at_fpr1": Metric("recall at 1 % FPR", _ranked(metrics.recall_at_fpr)),

@@ -1,5 +1,6 @@
 """A base whose linear layers are in 8 bits, each output channel with a scale of its own, made once
-from another in the format of compressed-tensors. The rest stays as it is. Knows no kernels.
+from another in the format of compressed-tensors. The rest stays as it is; the embedding is rounded
+where it is loaded (`serve/vllm_alora/embedding.py`). Knows no kernels.
 """
 
 from __future__ import annotations
@@ -97,4 +98,5 @@ def _config(bits: EightBits) -> dict[str, Any]:
     activations = eight_bits | {"strategy": "token", "dynamic": True}
     group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
     names = {"quant_method": "compressed-tensors", "format": f"{bits.kind}-quantized"}
-    return {**names, "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
+    whole = {"ignore": ["lm_head"], "embedding": "int8"}  # vLLM rounds it when it is loaded
+    return {**names, "config_groups": {"group_0": group}, **whole}

@@ -86,11 +86,10 @@ class Calibration:
         """The decision; without a `form` not confident where the coverage is known."""
         p = self.p_violation(logit)
         confident = not self._is_uncertain(p) and self._is_covered(p, logit, form)
-        unseen = form is not None and self._is_unseen_language(form)
+        unseen = False
+        if form is not None and self.coverage is not None:
+            unseen = self.coverage.is_unseen_language(form)
         return Verdict(rule, logit, p, self.threshold, confident, unseen)
-
-    def _is_unseen_language(self, form: ConversationForm) -> bool:
-        return self.coverage is not None and self.coverage.is_unseen_language(form)
 
     def _is_covered(self, p: float, logit: float, form: ConversationForm | None) -> bool:
         if self.coverage is None or form is None:

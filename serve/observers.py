@@ -21,10 +21,8 @@ def open_observers(
     if audit_log is not None:
         asked_for.append(AuditLog(_process_path(audit_log), key))
     elif key is not None:
-        remedy = "Name it with --audit-log (AUDIT=)"
-        raise GuardError(
-            "a key signs an audit log, and there is none", got=audit_key, remedy=remedy
-        )
+        problem, remedy = "a key signs an audit log, which is not named", "Name it: AUDIT="
+        raise GuardError(problem, got=audit_key, remedy=remedy)
     if traces is not None:
         from serve.api.observe.traces import Traces  # OpenTelemetry, which nothing else needs
 

@@ -61,10 +61,7 @@ def recalibrate(job: Job, threshold: float | None = None, by: ThresholdBy = "rul
     tested, test_logits = _kept(job, "test", retrain)
     test = twin_metrics(of_twins(test_logits, tested), calibration)
     changed = {
-        "temperature": calibration.temperature,
-        "bias": calibration.bias,
-        "threshold": calibration.threshold,
-        "uncertainty_band": calibration.uncertainty_band,
+        **vars(replace(calibration, coverage=card.coverage)),
         "max_fpr": job.rule.max_fpr,
         "max_fpr_twins": job.rule.max_fpr_twins,
         "threshold_by": by,

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,11 @@ from guard.coverage import Coverage
 from guard.errors import GuardError
 from guard.layout import is_current, mark_current
 from guard.machine.provenance import versions
-from guard.rule import Rule, text_hash
+from guard.rule import Rule
 from guard.verdict import Calibration
 from guard.weights.card import CARD, LEFT_OUT, VERSION, Card, file_digests, load_card, read_card
-from guard.weights.head import answer_hash
 from guard.weights.predictions import write_predictions
-from guard.weights.version_zero import card_of_reader
+from guard.weights.version_zero import card_of_reader, identity_of
 from serve.registry.registry import Registry, publishing, user_name
 from train.job import Job
 from train.methods import Trained
@@ -132,28 +132,17 @@ def _card(
     metrics: dict[str, Any],
     covered: Coverage | None,
 ) -> Card:
+    identity = identity_of(job.recipe, job.builder, job.method, job.rule.id, job.rule_text)
     return Card(
-        rule=job.rule.id,
-        rule_text=job.rule_text,
-        rule_hash=text_hash(job.rule_text),
-        prompt_hash=job.builder.hash,
-        answer_hash=answer_hash(),
+        **identity | {"base_revision": job.base_revision},
         reads=job.reads,
-        method=job.method,
-        model=job.recipe.name,
-        base=job.recipe.base,
-        base_revision=job.base_revision,
         data_hash=job.data_hash,
         test_sha256=job.test_sha256,
         seed=job.seed,
         recipe=job.recipe.training_settings(job.method),
         versions=versions(),
         metrics=metrics,
-        temperature=calibration.temperature,
-        bias=calibration.bias,
-        threshold=calibration.threshold,
-        uncertainty_band=calibration.uncertainty_band,
-        coverage=covered,
+        **vars(replace(calibration, coverage=covered)),
         max_fpr=job.rule.max_fpr,
         max_fpr_twins=job.rule.max_fpr_twins,
         composed_of=job.composed_of,

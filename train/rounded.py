@@ -1,5 +1,6 @@
-"""A base in transformers whose linear layers compute what the engine's do in 8 bits: of rounded
-weights, and of activations that are rounded token by token. Knows no recipes.
+"""A base in transformers that computes what the engine's does in 8 bits: linear layers of rounded
+weights, which round what they read token by token, and an embedding of rows in int8. Knows no
+recipes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ def round_as_served(model: Any, dtype: torch.dtype) -> None:
     """Round the weights of the linear layers but the output layer, by output channel, and let them
     round what they read. Adapters beside a layer read it unrounded, as the engine's do.
     """
+    embedding = model.get_input_embeddings()
+    embedding.weight.data = rounded(embedding.weight.data, torch.int8)
     for layer in model.modules():
         if isinstance(layer, nn.Linear) and layer is not model.get_output_embeddings():
             layer.weight.data = rounded(layer.weight.data, dtype)

@@ -36,10 +36,17 @@ def card_of_base(recipe: Recipe, prompts: PromptBuilder, method: str, rule: str,
     if recipe.is_encoder:
         problem, remedy = "an encoder judges no rule without weights", "Run `make train` for it"
         raise GuardError(problem, where=f"recipe {recipe.name}", got=rule, remedy=remedy)
-    base = {"base": recipe.base, "base_revision": recipe.base_revision, "untrained": "base"}
-    answers = {"method": method, "model": recipe.name, "answer_hash": answer_hash()}
-    read = _words(rule, text) | {"prompt_hash": prompts.hash}
-    return Card.model_validate(UNTRAINED | UNCALIBRATED | base | answers | read)
+    identity = identity_of(recipe, prompts, method, rule, text)
+    return Card(**UNTRAINED | UNCALIBRATED | identity, untrained="base")
+
+
+def identity_of(
+    recipe: Recipe, prompts: PromptBuilder, method: str, rule: str, text: str
+) -> dict[str, Any]:
+    """The fields of a card that say which rule's weights of which base these are."""
+    base = {"model": recipe.name, "base": recipe.base, "base_revision": recipe.base_revision}
+    read = {"prompt_hash": prompts.hash, "answer_hash": answer_hash(), "method": method}
+    return base | read | _words(rule, text)
 
 
 def _words(rule: str, text: str) -> dict[str, Any]:

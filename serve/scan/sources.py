@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob
 from io import BufferedReader
@@ -97,13 +97,8 @@ def read_source(source: str) -> Iterator[StoredConversation]:
             except GuardError as error:
                 problem = str(error)
         stated = fields if isinstance(fields, dict) else {}
-        name = _text_of(stated, "id")
+        name = "" if stated.get("id") is None else _escaped(str(stated["id"]))
         yield StoredConversation(source, number, name, messages, _escaped(problem), read_bytes)
-
-
-def _text_of(fields: Mapping[str, Any], name: str) -> str:
-    value = fields.get(name)
-    return "" if value is None else _escaped(str(value))
 
 
 def _conversation(fields: Any) -> tuple[Message, ...]:
@@ -162,7 +157,8 @@ def _json_lines(source: str) -> Iterator[RawRow]:
             raise ValueError(problem)
         while line := lines.readline(MAX_LINE_BYTES):
             if _is_cut(line):
-                _skip_line(lines)
+                while _is_cut(lines.readline(MAX_LINE_BYTES)):  # the rest of it is no row
+                    pass
                 yield None, f"a line of more than {MAX_LINE_BYTES:,} bytes", raw.tell()
                 continue
             # An old Mac ends its lines in \r alone, so all of them are one.
@@ -175,12 +171,6 @@ def _json_lines(source: str) -> Iterator[RawRow]:
 def _is_cut(piece: bytes) -> bool:
     """Whether a piece of a line is as long as may be, and its line longer."""
     return len(piece) == MAX_LINE_BYTES and not piece.endswith(b"\n")
-
-
-def _skip_line(lines: BufferedReader | gzip.GzipFile) -> None:
-    """Read on to the line's end: what is left of it is no row of its own."""
-    while _is_cut(lines.readline(MAX_LINE_BYTES)):
-        pass
 
 
 def _parsed(line: bytes) -> tuple[Any, str]:

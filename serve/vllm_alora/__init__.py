@@ -18,26 +18,10 @@ if TYPE_CHECKING:
     from .seam import Seam
 
 MODULES = (
-    "admit",
-    "arrival",
-    "handover",
-    "kv.block_hash",
-    "kv.resident",
-    "kv.allocation",
-    "kv.partial_block_seams",
-    "kv.partial_block_copies",
-    "kv.followers",
-    "kv.block_counts",
-    "kv.cascade",
-    "token_map",
-    "low_rank.sgmv",
-    "low_rank.compiled",
-    "low_rank.launch_grid",
-    "answers",
-    "states",
-    "weights.placed",
-    "weights.prefetch",
-    "weights.slots",
+    *("admit", "arrival", "handover", "kv.block_hash", "kv.resident", "kv.allocation"),
+    *("kv.partial_block_seams", "kv.partial_block_copies", "kv.followers", "kv.block_counts"),
+    *("kv.cascade", "token_map", "low_rank.sgmv", "low_rank.compiled", "low_rank.launch_grid"),
+    *("answers", "embedding", "states", "weights.placed", "weights.prefetch", "weights.slots"),
 )
 
 

@@ -64,10 +64,11 @@ def get_logits(
     if (
         self.answers
         and embedding_bias is None
-        and type(lm_head.quant_method) is UnquantizedEmbeddingMethod
+        and isinstance(lm_head.quant_method, UnquantizedEmbeddingMethod)
     ):
         dtype = self.head_dtype or hidden_states.dtype
-        columns = lm_head.weight[self.answers].to(dtype)
+        answers = torch.tensor(self.answers, device=hidden_states.device)
+        columns = lm_head.quant_method.embedding(lm_head, answers).to(dtype)
         return functional.linear(hidden_states.to(dtype), columns)
     return original(self, hidden_states, lm_head, embedding_bias, *args, **kwargs)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoConfig
 
 from guard.recipe import Recipe
@@ -51,7 +51,8 @@ def training_start(job: Job, rows: Rows) -> TrainingStart:
     # In bfloat16 small steps would be lost, so the classifier is float32. PEFT sees to that for the
     # low-rank weights; of the classifier it trains a copy, hook and all.
     classifier = cast(nn.Linear, base.classifier).float()
-    classifier.register_forward_pre_hook(_as_its_weight)
+    # Its dtype may differ from the base's.
+    classifier.register_forward_pre_hook(lambda it, states: (states[0].to(it.weight.dtype),))
     set_head(classifier, head)
     return TrainingStart(frozen(base), head.words, held_out, trained.validation_logits)
 
@@ -69,8 +70,3 @@ def head_of(classifier: nn.Linear, words: WordWeights) -> Head:
     weight = (classifier.weight[1] - classifier.weight[0]).detach().cpu()
     bias = float((classifier.bias[1] - classifier.bias[0]).detach())
     return Head(weight.numpy(), bias, words)
-
-
-def _as_its_weight(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The states in the dtype of the layer's weight, which may differ from the base's."""
-    return tuple(states.to(cast(nn.Linear, layer).weight.dtype) for states in inputs)

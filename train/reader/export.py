@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from guard.machine.provenance import versions
 from guard.method import HEAD, PEFT_WEIGHTS
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe
-from guard.rule import text_hash
 from guard.weights.card import READER_RULE, Card, file_digests
-from guard.weights.head import Head, answer_hash
+from guard.weights.head import Head
+from guard.weights.version_zero import identity_of
 from train.adapter.trained import save_adapter
 from train.calibration.coverage import coverage
 from train.calibration.validation import validation_metrics
@@ -86,16 +87,9 @@ def _card(
 ) -> Card:
     logits, labels, _ = answers["validation"]
     calibration = calibrate(logits, labels)
+    train, validation = _examples(units["train"]), _examples(units["validation"])
     return Card(
-        rule=READER_RULE,
-        rule_text=TEXT,
-        rule_hash=text_hash(TEXT),
-        prompt_hash=builder.hash,
-        answer_hash=answer_hash(),
-        method=METHOD,
-        model=recipe.name,
-        base=recipe.base,
-        base_revision=recipe.base_revision,
+        **identity_of(recipe, builder, METHOD, READER_RULE, TEXT),
         data_hash=fingerprint(*files),
         test_sha256=fingerprint(files[2]),
         seed=0,
@@ -105,13 +99,7 @@ def _card(
             "validation": validation_metrics(logits, labels, calibration),
             "held_out": _aurocs(answers["test"]),
         },
-        temperature=calibration.temperature,
-        bias=calibration.bias,
-        threshold=calibration.threshold,
-        uncertainty_band=calibration.uncertainty_band,
-        coverage=coverage(
-            _examples(units["train"]), _examples(units["validation"]), logits, [], []
-        ),
+        **vars(replace(calibration, coverage=coverage(train, validation, logits, [], []))),
         max_fpr=None,
         files=file_digests(folder, METHOD),
     )

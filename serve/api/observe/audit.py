@@ -153,10 +153,6 @@ def _lock(file: FileIO) -> None:
     raise OSError("another process holds the audit log")
 
 
-def _time(began_s: float) -> str:
-    return datetime.fromtimestamp(began_s, UTC).isoformat(timespec="milliseconds")
-
-
 def _card_line(card: Card, at: str) -> dict[str, Any]:
     described = card.model_dump(mode="json", include=set(DESCRIBED))
     return {"kind": "version", "time": at, "version": card.version, **described}
@@ -164,9 +160,10 @@ def _card_line(card: Card, at: str) -> dict[str, Any]:
 
 def _stated(kind: str, record: CheckRecord | StreamRecord, fields: Sequence[str]) -> dict[str, Any]:
     """What lines of both kinds say, and these fields of the record."""
+    began = datetime.fromtimestamp(record.began_s, UTC)
     line = {
         "kind": kind,
-        "time": _time(record.began_s),
+        "time": began.isoformat(timespec="milliseconds"),
         "request_id": record.request.request_id,
         "tenant": record.request.tenant,
         "format": record.request.wire_format,

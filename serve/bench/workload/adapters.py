@@ -17,9 +17,9 @@ from guard.method import HEAD, METHODS, PEFT_WEIGHTS
 from guard.prompt.decoder import PromptBuilder
 from guard.prompt.ngrams import SECOND_BITS, NgramVocabulary
 from guard.recipe import Recipe
-from guard.rule import text_hash
 from guard.weights.card import Card, file_digests
-from guard.weights.head import Head, WordWeights, answer_hash
+from guard.weights.head import Head, WordWeights
+from guard.weights.version_zero import card_of_base
 from serve.bench.workload.prompts import random_rule_text
 
 SCALE = 0.05  # standard deviation of random weights
@@ -102,28 +102,7 @@ def _save_random_head(folder: Path, base_config: Any, seed: int) -> None:
 
 
 def _card(folder: Path, recipe: Recipe, method: str, prompts: PromptBuilder) -> Card:
-    text = random_rule_text(recipe)
-    return Card(
-        rule=folder.parent.name,  # as in runs/MODEL/RULE/METHOD
-        rule_text=text,
-        rule_hash=text_hash(text),
-        prompt_hash=prompts.hash,
-        answer_hash=answer_hash(),
-        method=method,
-        model=recipe.name,
-        base=recipe.base,
-        base_revision=recipe.base_revision,
-        data_hash="none",
-        test_sha256="none",
-        seed=0,
-        recipe={},
-        versions={},
-        metrics={},
-        temperature=1.0,
-        bias=0.0,
-        threshold=0.5,
-        uncertainty_band=(0.5, 0.5),
-        coverage=None,
-        max_fpr=None,
-        files=file_digests(folder, method),
-    )
+    rule, text = folder.parent.name, random_rule_text(recipe)  # as in runs/MODEL/RULE/METHOD
+    weights = {"untrained": None, "files": file_digests(folder, method)}
+    card = card_of_base(recipe, prompts, method, rule, text)
+    return card.model_copy(update={**weights, "uncertainty_band": (0.5, 0.5)})

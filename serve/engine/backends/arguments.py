@@ -15,7 +15,7 @@ from typing import Any
 
 from guard.errors import GuardError
 from guard.machine.device import installed_device, missing_for_compiling
-from guard.recipe import DEFAULT_MAX_RANK, Recipe, ServingMemory
+from guard.recipe import DEFAULT_MAX_RANK, EIGHT_BITS, Recipe, ServingMemory
 from serve.engine.adapter import ServableAdapter
 
 GIB = 2**30
@@ -196,25 +196,26 @@ def sizes_of(recipe: Recipe, max_rank: int, targets: Sequence[str] | None) -> Si
     width = getattr(torch, recipe.serving_dtype).itemsize
     with torch.device("meta"):  # shapes only
         model = AutoModelForCausalLM.from_config(config)
-    narrower = width - BYTES.get(recipe.serving_quantization or "", width)
+    quantization = recipe.serving_quantization or ""
+    narrower = width - BYTES.get(quantization, width)
     weights = width * sum(weight.numel() for weight in model.parameters())
     tensors: dict[str, list[int]] = {}  # A [rank, in] and B [out, rank], by a layer's last name
     for name, layer in model.named_modules():
-        if isinstance(layer, torch.nn.Linear) and layer is not model.get_output_embeddings():
+        if not isinstance(layer, torch.nn.Linear | torch.nn.Embedding):
+            continue
+        is_whole = isinstance(layer, torch.nn.Embedding) and quantization not in EIGHT_BITS
+        if layer is not model.get_output_embeddings() and not is_whole:
             weights -= narrower * layer.weight.numel()
-        if isinstance(layer, torch.nn.Linear | torch.nn.Embedding):
-            sides = [max_rank * side * width for side in layer.weight.shape]
-            tensors.setdefault(name.rpartition(".")[2], []).extend(sides)
+        sides = [max_rank * side * width for side in layer.weight.shape]
+        tensors.setdefault(name.rpartition(".")[2], []).extend(sides)
     if unknown := sorted(set(targets or ()) - set(tensors)):
-        names = ", ".join(sorted(tensors))
+        names, got = ", ".join(sorted(tensors)), f"lora_target_modules: {', '.join(unknown)}"
         remedy = f"With serving_memory, name layers as the base's files do: {names}"
-        got = f"lora_target_modules: {', '.join(unknown)}"
         raise GuardError("no layer of the base has this name", got=got, remedy=remedy)
     adapted_names = set(tensors if targets is None else targets)
     adapted = list(itertools.chain(*(tensors[name] for name in adapted_names)))
-    head_size = getattr(config, "head_dim", None)
-    if head_size is None:
-        head_size = config.hidden_size // config.num_attention_heads
+    whole_size = config.hidden_size // config.num_attention_heads
+    head_size = getattr(config, "head_dim", None) or whole_size
     return Sizes(
         token=2 * config.num_hidden_layers * config.num_key_value_heads * head_size * width,
         adapter=sum(adapted),

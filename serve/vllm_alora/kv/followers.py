@@ -62,7 +62,9 @@ def follow(
     and nothing is queued, if it is not of that kind, if the leader's turn has come already, or if
     blocks of its own are cached: vLLM finds them.
     """
-    end = _end_of(leader)
+    end = 0  # of the leader's conversation in tokens, if it can be a leader
+    if isinstance(leader.lora_request, ActivatedRequest):
+        end = leader.lora_request.activation_start
     may_follow = (
         end > 0
         and leader.status == RequestStatus.WAITING
@@ -89,13 +91,6 @@ def follow(
     )
     scheduler.connector.on_new_request(follower)
     return True
-
-
-def _end_of(leader: Request) -> int:
-    """The end of a possible leader's conversation in tokens; 0 if it cannot be a leader."""
-    if isinstance(leader.lora_request, ActivatedRequest):
-        return leader.lora_request.activation_start
-    return 0
 
 
 def _takes_followers(scheduler: Any) -> bool:
@@ -278,7 +273,9 @@ class PlannedStep:
         left_behind = []
         partial_blocks = []
         for request in group.followers:
-            if self._has_room(request, group.end) and blocks.are_there_for(request):
+            fits = self._room.fits(request.num_tokens - group.end, request.lora_request)
+            has_room = fits and self._connector.has_adapter(request)
+            if has_room and blocks.are_there_for(request):
                 # First, so that it is cleared away with the others whatever happens.
                 self._run(request)
                 block_ids = blocks.give(request)
@@ -290,10 +287,6 @@ class PlannedStep:
             self._connector.join(group.leader, partial_blocks, copies)
             self._output.has_sync_kv_loads = True
         return left_behind
-
-    def _has_room(self, request: Any, end: int) -> bool:
-        fits = self._room.fits(request.num_tokens - end, request.lora_request)
-        return fits and self._connector.has_adapter(request)
 
     def _run(self, request: Any) -> None:
         request.status = RequestStatus.RUNNING

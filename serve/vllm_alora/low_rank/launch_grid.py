@@ -98,17 +98,14 @@ def init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) ->
     original(self, *args, **kwargs)
     config = get_current_vllm_config_or_none()
     if config is not None:
-        _graphs.largest = max(_graphs.largest, _largest_graph(config.compilation_config))
+        compilation = config.compilation_config
+        if compilation.cudagraph_mode != CUDAGraphMode.NONE:
+            largest = compilation.max_cudagraph_capture_size or 0
+            _graphs.largest = max(_graphs.largest, largest)
     for module, name in KERNELS:
         kernel = getattr(module, name)
         if not isinstance(kernel, BoundedKernel):
             setattr(module, name, BoundedKernel(kernel))
-
-
-def _largest_graph(compilation_config: Any) -> int:
-    if compilation_config.cudagraph_mode == CUDAGraphMode.NONE:
-        return 0
-    return compilation_config.max_cudagraph_capture_size or 0
 
 
 @seam(

@@ -199,6 +199,8 @@ def test_layers_are_rounded_as_what_the_engine_loads(make_job: MakeJob, name: st
     recipe = with_recipe(make_job(), serving_quantization=name).recipe
     base: Any = load_served_base(recipe, CPU)
     made = load_file(Path(recipe.served_path) / "model.safetensors")
+    embedding = made.pop("model.embed_tokens.weight")
+    assert torch.equal(base.get_input_embeddings().weight, rounded(embedding, torch.int8))
     for key in filter(lambda key: not key.endswith("_scale"), made):
         scale = made.get(f"{key}_scale", torch.ones(1))
         assert torch.equal(base.get_parameter(key), made[key].float() * scale)
@@ -210,6 +212,7 @@ def test_layers_are_rounded_as_what_the_engine_loads(make_job: MakeJob, name: st
 def test_an_adapter_reads_what_the_layer_rounds_and_gradients_pass() -> None:
     model: Any = nn.ModuleDict({"layer": nn.Linear(8, 4, bias=False)})
     model.get_output_embeddings = lambda: None
+    model.get_input_embeddings = lambda: nn.Embedding(2, 2)
     round_as_served(model, torch.int8)
     weight, x = model["layer"].weight.detach(), torch.randn(3, 8, requires_grad=True)
     config = LoraConfig(r=2, target_modules=["layer"], init_lora_weights=False)
