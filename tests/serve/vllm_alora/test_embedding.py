@@ -2,47 +2,43 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch.nn import Parameter, functional
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from torch.nn import Module, Parameter, functional
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
 from vllm_alora.embedding import EightBitEmbedding
 
 from train.rounded import rounded
 
-
-class Layer(torch.nn.Module):
-    """Stands for vLLM's, which need a process group."""
-
-    def __init__(self, weight: Parameter) -> None:
-        super().__init__()
-        self.weight = weight
+pytestmark = pytest.mark.slow
 
 
-class OutputLayer(Layer, ParallelLMHead):
-    """As `Layer`."""
-
-    def __init__(self, weight: Parameter) -> None:
-        torch.nn.Module.__init__(self)
-        self.weight = weight
+def layer_of(kind: type[Module], weight: torch.Tensor) -> Any:
+    """One of vLLM's, which would want a process group."""
+    layer: Any = kind.__new__(kind)
+    Module.__init__(layer)
+    layer.weight = Parameter(weight.clone(), requires_grad=False)
+    return layer
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_rows_are_those_of_training_in_a_byte_a_number(dtype: torch.dtype, is_tied: bool) -> None:
-    whole = torch.randn(50, 16).to(dtype)
-    expected, x = rounded(whole, torch.int8), torch.randn(3, 16).to(dtype)
-    embedding = Layer(Parameter(whole.clone(), requires_grad=False))
-    output = OutputLayer(Parameter(whole.clone(), requires_grad=False))
-    method = EightBitEmbedding()
+    whole, x = torch.randn(50, 16).to(dtype), torch.randn(3, 16).to(dtype)
+    embedding, output = (layer_of(it, whole) for it in (VocabParallelEmbedding, ParallelLMHead))
+    method, of_output = EightBitEmbedding(), EightBitEmbedding()
     if is_tied:
-        EightBitEmbedding().tie_weights(output, embedding)  # type: ignore[arg-type]
+        of_output.tie_weights(output, embedding)
     method.process_weights_after_loading(embedding)
-    EightBitEmbedding().process_weights_after_loading(output)
-    ids = torch.tensor([[3, 49], [0, 3]])
+    of_output.process_weights_after_loading(output)
     assert embedding.weight.dtype == torch.int8
+    ids, expected = torch.tensor([[3, 49], [0, 3]]), rounded(whole, torch.int8)
     torch.testing.assert_close(method.embedding(embedding, ids), expected[ids])
-    of_output = expected if is_tied else whole
-    torch.testing.assert_close(EightBitEmbedding().embedding(output, ids), of_output[ids])
-    logits = EightBitEmbedding().apply(output, x)
-    torch.testing.assert_close(logits, functional.linear(x, of_output))
+    answered = expected if is_tied else whole
+    torch.testing.assert_close(of_output.embedding(output, ids), answered[ids])
+    torch.testing.assert_close(of_output.apply(output, x), functional.linear(x, answered))
