@@ -234,8 +234,9 @@ def _twin_rate(examples: Sequence[Example], scored: Sequence[Scored]) -> TwinRat
 def _strata(examples: Sequence[Example], scored: Sequence[Scored]) -> dict[str, Stratum]:
     members: dict[str, list[int]] = {}
     for index, example in enumerate(examples):
-        for name in _strata_of(example):
-            members.setdefault(name, []).append(index)
+        for kind in ("stratum", "difficulty"):
+            if kind in example.meta:
+                members.setdefault(str(example.meta[kind]), []).append(index)
     strata: dict[str, Stratum] = {}
     in_strata = {name: metric for name, metric in METRICS.items() if metric.in_strata}
     for name in sorted(members, key=_rank):
@@ -251,11 +252,6 @@ def _strata(examples: Sequence[Example], scored: Sequence[Scored]) -> dict[str, 
             metrics=mean_metrics(measured),
         )
     return strata
-
-
-def _strata_of(example: Example) -> list[str]:
-    """Of `meta.stratum` and `meta.difficulty`."""
-    return [str(example.meta[kind]) for kind in ("stratum", "difficulty") if kind in example.meta]
 
 
 def _rank(stratum: str) -> tuple[int, str]:

@@ -162,7 +162,11 @@ def _card(recipe: Recipe, folder: Path) -> tuple[Card, Path]:
     """The checkpoint's card, with the adapter's current threshold, and the adapter's folder. Raises
     GuardError if it is not the recipe's base with the adapter beside it, or not as it was written.
     """
-    merged = _read_card(folder)
+    try:
+        merged = read_card(folder)
+    except GuardError as error:
+        problem, remedy = f"no merged checkpoint: {error.problem}", "Run `make merge RULE=…`"
+        raise GuardError(problem, where=folder, got=error.got, remedy=remedy) from error
     again = f"Run `make merge RULE={merged.rule} MODEL={recipe.name}`"
     revision = folder_digest(folder, str(folder))
     if revision != merged.merged_revision:
@@ -183,15 +187,6 @@ def _card(recipe: Recipe, folder: Path) -> tuple[Card, Path]:
     prompts = PromptBuilder.from_base(str(folder), answer_prefix=recipe.answer_prefix)
     check_code(card, prompts, folder, f"`{card.retrain}`, then {again}")
     return card, adapter
-
-
-def _read_card(folder: Path) -> Card:
-    try:
-        return read_card(folder)
-    except GuardError as error:
-        problem = f"no merged checkpoint: {error.problem}"
-        remedy = "Run `make merge RULE=…` for the rule"
-        raise GuardError(problem, where=folder, got=error.got, remedy=remedy) from error
 
 
 def _arguments() -> argparse.Namespace:

@@ -19,7 +19,9 @@ def open_observers(
     asked_for: list[Observer] = []
     key = ReceiptKey.read(audit_key) if audit_key else None
     if audit_log is not None:
-        asked_for.append(AuditLog(_process_path(audit_log), key))
+        # Lines of two machines or processes to one file may mix.
+        path = str(audit_log).replace("{hostname}", socket.gethostname())
+        asked_for.append(AuditLog(Path(path.replace("{pid}", str(os.getpid()))), key))
     elif key is not None:
         problem, remedy = "a key signs an audit log, which is not named", "Name it: AUDIT="
         raise GuardError(problem, got=audit_key, remedy=remedy)
@@ -28,9 +30,3 @@ def open_observers(
 
         asked_for.append(Traces.to_collector(traces))
     return asked_for
-
-
-def _process_path(path: Path) -> Path:
-    """The path with {hostname} and {pid} filled in: lines of two machines to one file may mix."""
-    name = str(path).replace("{hostname}", socket.gethostname())
-    return Path(name.replace("{pid}", str(os.getpid())))

@@ -50,7 +50,8 @@ class Report:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        return all_seeds(evaluation.seeds for evaluation in self.evaluations)
+        seeds = itertools.chain.from_iterable(it.seeds for it in self.evaluations)
+        return tuple(sorted(set(seeds)))
 
     @property
     def versions(self) -> dict[str, str]:
@@ -217,10 +218,6 @@ def _judge_note(judge: JudgeRecord, n_test: int) -> str:
         count = f"{judge.unparseable} of {n_test} answers"
         parts.append(f"{count} neither yes nor no, counted as wrong")
     return "; ".join(parts) + "."
-
-
-def all_seeds(of_each: Iterable[Iterable[int]]) -> tuple[int, ...]:
-    return tuple(sorted(set(itertools.chain.from_iterable(of_each))))
 
 
 def distinct(values: Iterable[str]) -> str:

@@ -22,9 +22,9 @@ def peft_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def write_sum(adapters: Mapping[Path, int], folder: Path) -> None:
-    """Write the sum of adapters, each with a sign, 1 or -1, to `folder`: A of each, scaled, on top
-    of one another, B side by side, in float32. The rank is that of all together, the rest of the
+def write_sum(adapters: Mapping[Path, float], folder: Path) -> None:
+    """Write the sum of adapters, each times a factor, to `folder`: A of each, scaled, on top of one
+    another, B side by side, in float32. The rank is that of all together, the rest of the
     configuration the first one's. Raises GuardError for an adapter that scales otherwise.
     """
     configs = {adapter: peft_config(adapter) for adapter in adapters}

@@ -44,9 +44,7 @@ class PlanReport(Strict):
 
 
 def _in_digits(value: float) -> str:
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def build(plan: Plan, runs: Path) -> PlanReport:

@@ -1,4 +1,4 @@
-"""A rule whose adapter is the sum of other rules' adapters. Nothing is trained, but a head on its
+"""A rule whose adapter is a sum of other rules' adapters. Nothing is trained, but a head on its
 states where the recipe says so. Knows nothing of how its parents were trained.
 """
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from peft import PeftModel
 from safetensors import numpy
+from transformers import PreTrainedModel
 
 from guard.errors import GuardError
 from guard.method import HEAD, METHODS
@@ -18,9 +19,13 @@ from guard.weights.head import Head
 from guard.weights.low_rank import peft_config, write_sum
 from train.adapter.trained import TrainedAdapter, prompts_about
 from train.base import load_served_base
+from train.calibration.validation import calibrated_loss
 from train.examples import Rows
 from train.head.fit import fitted
 from train.job import Job
+
+# Of each parent's update; all of several is often too much (docs/rules.md).
+SHARES = (1.0, 0.8, 0.6)
 
 
 @dataclass(frozen=True)
@@ -68,10 +73,13 @@ def fit(work: Sequence[tuple[Job, Rows]]) -> Iterator[ComposedAdapter]:
     ((job, rows),) = work
     check(job)
     job.open_scratch()
-    summed = job.scratch / "composed"
-    write_sum(dict.fromkeys(job.parents, 1), summed)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    base = load_served_base(job.recipe, device)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    base = load_served_base(job.recipe, torch.device(device))
+    labels, losses = [row.label for row in rows.validation], dict[float, float]()
+    for share in SHARES:
+        composed = _composed(job, rows, base, share)
+        losses[share] = calibrated_loss(composed.validation_logits, labels)
+        composed.model.unload()
     of_parents: dict[str, tuple[Sequence[float], Calibration]] = {}
     for folder, card in job.parents.items():
         head = None
@@ -81,10 +89,19 @@ def fit(work: Sequence[tuple[Job, Rows]]) -> Iterator[ComposedAdapter]:
         logits = parent.logits(prompts_about(job, card.rule_text, rows.test))
         of_parents[card.rule] = logits, card.calibration
         parent.model.unload()
-    model = PeftModel.from_pretrained(base, str(summed))
-    composed = ComposedAdapter(model, job, of_parents=of_parents)
-    if job.settings.head is not None:
-        head_of_rows = fitted(job, rows, composed.spans)
-        answers = head_of_rows.validation_logits
-        composed = replace(composed, head=head_of_rows.head, validation_logits=answers)
-    yield composed
+    best = min(losses, key=lambda share: losses[share])
+    print(f"{job.name}: {best:g} of each parent's update, by the validation rows", flush=True)
+    yield replace(_composed(job, rows, base, best), of_parents=of_parents)
+
+
+def _composed(job: Job, rows: Rows, base: PreTrainedModel, share: float) -> ComposedAdapter:
+    """The adapter of so much of each parent's update, with a head where the recipe has one."""
+    folder = job.scratch / "composed"
+    write_sum(dict.fromkeys(job.parents, share), folder)
+    model = PeftModel.from_pretrained(base, str(folder))
+    composed = ComposedAdapter(model, job)
+    if job.settings.head is None:
+        logits = composed.logits([row.prompt for row in rows.validation])
+        return replace(composed, validation_logits=logits)
+    trained = fitted(job, rows, composed.spans)
+    return replace(composed, head=trained.head, validation_logits=trained.validation_logits)
