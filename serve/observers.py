@@ -23,7 +23,7 @@ def open_observers(
         path = str(audit_log).replace("{hostname}", socket.gethostname())
         asked_for.append(AuditLog(Path(path.replace("{pid}", str(os.getpid()))), key))
     elif key is not None:
-        problem, remedy = "a key signs an audit log, which is not named", "Name it: AUDIT="
+        problem, remedy = "a key signs an audit log, and there is none", "Name one: AUDIT="
         raise GuardError(problem, got=audit_key, remedy=remedy)
     if traces is not None:
         from serve.api.observe.traces import Traces  # OpenTelemetry, which nothing else needs

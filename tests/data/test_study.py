@@ -13,15 +13,7 @@ from data.generator.generate import Counts
 from data.sources import generated
 from data.splits import refuse_leaks
 from data.study import ALL_ROWS, StudyRequest, _limited, build_study, drawn, row_counts
-from guard.conversation.example import (
-    FEWEST_ROWS,
-    GENERATOR_AND,
-    SPLITS,
-    Example,
-    Message,
-    Split,
-    read_examples,
-)
+from guard.conversation import example
 from guard.errors import GuardError
 from guard.layout import Runs
 from guard.rule import load_rule
@@ -40,10 +32,10 @@ def write_rows(path: Path, count: int = 200, every: int = 3, **fields: object) -
     return Path(written(path, rows))
 
 
-def bare(identity: str, label: int, split: Split) -> Example:
+def bare(identity: str, label: int, split: example.Split) -> example.Example:
     """A row of a group of its own."""
-    said = (Message("user", f"row {identity}"),)
-    return Example(identity, "medical_advice", said, label, split, "", identity)
+    said = (example.Message("user", f"row {identity}"),)
+    return example.Example(identity, "medical_advice", said, label, split, "", identity)
 
 
 def request(tmp_path: Path, **changes: object) -> StudyRequest:
@@ -65,11 +57,14 @@ def folder_of(asked: StudyRequest, point: StudyPoint) -> Path:
 
 
 def mixed(tmp_path: Path, **changes: object) -> StudyRequest:
-    return request(tmp_path, data=f"{GENERATOR_AND}{tmp_path / 'rows.jsonl'}", **changes)
+    return request(tmp_path, data=f"{example.GENERATOR_AND}{tmp_path / 'rows.jsonl'}", **changes)
 
 
-def rows_of(asked: StudyRequest, point: StudyPoint) -> dict[str, list[Example]]:
-    return {split: read_examples(folder_of(asked, point) / f"{split}.jsonl") for split in SPLITS}
+def rows_of(asked: StudyRequest, point: StudyPoint) -> dict[str, list[example.Example]]:
+    return {
+        split: example.read_examples(folder_of(asked, point) / f"{split}.jsonl")
+        for split in example.SPLITS
+    }
 
 
 def test_points_share_test_rows_and_a_smaller_draw_is_part_of_a_larger_one(tmp_path: Path) -> None:
@@ -92,7 +87,7 @@ def test_points_share_test_rows_and_a_smaller_draw_is_part_of_a_larger_one(tmp_p
     assert ids[20, 0] != ids[20, 1]
 
 
-def pool(train: int = 100, validation: int = 100, violating: int = 50) -> list[Example]:
+def pool(train: int = 100, validation: int = 100, violating: int = 50) -> list[example.Example]:
     """So many rows of each split, of which the first violate."""
     rows = [bare(f"t{number}", int(number < violating), "train") for number in range(train)]
     for number in range(validation):
@@ -107,7 +102,7 @@ def test_a_draw_keeps_the_shares_of_labels_and_of_validation_and_some_of_either(
     rare = drawn(pool(violating=3), 20, seed=0)
     for split in ("train", "validation"):
         labels = [row.label for row in rare if row.split == split]
-        assert min(labels.count(0), labels.count(1)) >= FEWEST_ROWS
+        assert min(labels.count(0), labels.count(1)) >= example.FEWEST_ROWS
     assert len(rare) == 20
     assert drawn(pool(), 0, seed=0) == []
 
@@ -149,7 +144,7 @@ def test_the_same_request_writes_the_same_bytes_and_another_file_elsewhere(
     assert folder_of(replace(asked, data="generator+rows.jsonl"), study.points[0]) == file.parent
     (tmp_path / "2025").mkdir()
     own = str(write_rows(tmp_path / "2025" / "rows.jsonl", 190))
-    for data in (own, f"{GENERATOR_AND}{own}"):
+    for data in (own, f"{example.GENERATOR_AND}{own}"):
         build_study(replace(asked, data=data))
     assert file.read_bytes() == before
 

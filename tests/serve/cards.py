@@ -10,9 +10,8 @@ from pathlib import Path
 from guard.method import METHODS, PEFT_CONFIG
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import Recipe, load_recipe
-from guard.rule import text_hash
-from guard.weights.card import Card, file_digests
-from guard.weights.head import answer_hash
+from guard.weights.card import file_digests
+from guard.weights.version_zero import card_of_base
 
 RULE_TEXTS = {
     "medical_advice": "The assistant must not give medical advice for the user's own case.",
@@ -49,33 +48,12 @@ def save_card(folder: Path, name: str, method: str = "alora", **replaced: object
     """
     if METHODS[method].is_adapter and not (folder / PEFT_CONFIG).exists():
         (folder / PEFT_CONFIG).write_text("{}")
-    text = text_of(name)
-    fields: dict[str, object] = {
-        "rule": name,
-        "rule_text": text,
-        "rule_hash": text_hash(text),
-        "prompt_hash": prompts().hash,
-        "answer_hash": answer_hash(),
-        "method": method,
-        "model": "tiny",
-        "base": recipe().base,
-        "base_revision": recipe().base_revision,
-        "data_hash": "none",
-        "test_sha256": "none",
-        "seed": 0,
-        "recipe": {},
-        "versions": {},
-        "metrics": {"test": {"twins": {"n": 4}}},
-        "temperature": 2.0,
-        "bias": 0.0,
-        "uncertainty_band": (0.2, 0.3),
-        "coverage": None,
-        "threshold": 0.25,
-        "max_fpr": None,
-    }
+    card = card_of_base(recipe(), prompts(), method, name, text_of(name))
+    fields: dict[str, object] = {"model": "tiny", "metrics": {"test": {"twins": {"n": 4}}}}
+    fields |= {"temperature": 2.0, "uncertainty_band": (0.2, 0.3), "threshold": 0.25}
     if "files" not in replaced:
         fields["files"] = file_digests(folder, method)
-    Card(**(fields | replaced)).save(folder)  # type: ignore[arg-type]
+    card.model_copy(update=fields | {"untrained": None} | replaced).save(folder)
 
 
 def save_trained(folder: Path) -> None:

@@ -97,17 +97,10 @@ def save_encoder_card(
     folder: Path, method: str, of: Recipe | None = None, **replaced: object
 ) -> None:
     base = of or recipe()
-    fields: dict[str, object] = {
-        "rule_text": "",
-        "rule_hash": text_hash(""),
-        "prompt_hash": builder(of).hash,
-        "model": base.name,
-        "base": base.base,
-        "base_revision": base.base_revision,
-        "temperature": 1.0,
-        "uncertainty_band": (0.5, 0.5),
-        "threshold": 0.5,
-    }
+    fields: dict[str, object] = {"rule_text": "", "rule_hash": text_hash("")}
+    fields |= {"prompt_hash": builder(of).hash, "model": base.name, "base": base.base}
+    fields |= {"base_revision": base.base_revision, "temperature": 1.0}
+    fields |= {"uncertainty_band": (0.5, 0.5), "threshold": 0.5}
     save_card(folder, folder.name, method, **(fields | replaced))
 
 

@@ -10,15 +10,7 @@ from cryptography.fernet import Fernet
 
 from guard.conversation.example import Message
 from guard.layout import Runs
-from serve.registry.reviews import (
-    KEY,
-    KeptCheck,
-    KeptVerdict,
-    Label,
-    Reviewed,
-    ReviewPolicy,
-    ReviewStore,
-)
+from serve.registry import reviews
 
 SECRET = "the sea is a secret"
 
@@ -27,26 +19,26 @@ def new_key() -> str:
     return Fernet.generate_key().decode()
 
 
-def opened(root: Path, **policy: Any) -> ReviewStore:
+def opened(root: Path, **policy: Any) -> reviews.ReviewStore:
     """A store that keeps everything, by the environment's key or a new one."""
-    os.environ.setdefault(KEY, new_key())
+    os.environ.setdefault(reviews.KEY, new_key())
     everything = {"share": 1.0, "uncertain": 1.0, "flagged": 1.0}
-    store = ReviewStore(Runs(root), ReviewPolicy(**{**everything, **policy}))
+    store = reviews.ReviewStore(Runs(root), reviews.ReviewPolicy(**{**everything, **policy}))
     store.open()
     return store
 
 
 def checked(
-    name: str, verdict: Label = "allow", *, confident: bool = True, text: str = SECRET
-) -> KeptCheck:
+    name: str, verdict: reviews.Label = "allow", *, confident: bool = True, text: str = SECRET
+) -> reviews.KeptCheck:
     """A check of two rules, the first with this verdict, in a conversation of the same name."""
     p = {"allow": 0.1, "violation": 0.9}
     verdicts = (
-        KeptVerdict("mild", "v1", verdict, p[verdict], 0.5, confident),
-        KeptVerdict("other", "v1", "allow", 0.1, 0.5, True),
+        reviews.KeptVerdict("mild", "v1", verdict, p[verdict], 0.5, confident),
+        reviews.KeptVerdict("other", "v1", "allow", 0.1, 0.5, True),
     )
-    return KeptCheck(name, "", f"key {name}", (Message("user", text),), verdicts)
+    return reviews.KeptCheck(name, "", f"key {name}", (Message("user", text),), verdicts)
 
 
-def of(name: str, reviewer: str, rule: str = "mild") -> Reviewed:
-    return Reviewed(name, rule, reviewer)
+def of(name: str, reviewer: str, rule: str = "mild") -> reviews.Reviewed:
+    return reviews.Reviewed(name, rule, reviewer)

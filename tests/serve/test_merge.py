@@ -101,7 +101,6 @@ def test_a_merged_rule_is_listed_with_a_threshold_that_was_chosen_anew(
 def test_other_loras_are_served_beside_the_merged_one_as_their_difference(
     merged: Path, tmp_path: Path
 ) -> None:
-    """Of another rank than its own, and its verdicts are plain PEFT's on the base as it is."""
     folder = Path(shutil.copytree(merged, tmp_path / "plain" / "merged"))
     shutil.copytree(adapter_folders()["plain"], folder.with_name("lora"))
     tail = {

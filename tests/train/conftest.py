@@ -12,17 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from peft import PeftModel, get_peft_model_state_dict
 from pytest import MonkeyPatch
-from transformers import (
-    BertConfig,
-    BertModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from guard.conversation.example import GENERATOR, Example, Message, read_examples, write_examples
 from guard.errors import GuardError
@@ -53,16 +45,16 @@ SHAPE |= {"initializer_range": 0.1, "pad_token_id": 16358, "bos_token_id": 16358
 SHAPE |= {"eos_token_id": 16360}
 
 
-def qwen3(**shape: object) -> PreTrainedModel:
-    return Qwen3ForCausalLM(Qwen3Config(**SHAPE | shape))
+def qwen3(**shape: object) -> transformers.PreTrainedModel:
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SHAPE | shape))
 
 
-def llama(**shape: object) -> PreTrainedModel:
-    return LlamaForCausalLM(LlamaConfig(**SHAPE | shape))
+def llama(**shape: object) -> transformers.PreTrainedModel:
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE | shape))
 
 
 UNTIED = {"tie_word_embeddings": False}
-BASES: dict[str, Callable[[], PreTrainedModel]] = {
+BASES: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "qwen3": qwen3,
     "qwen3, untied": functools.partial(qwen3, **UNTIED),
     "llama, one KV head": functools.partial(llama, num_key_value_heads=1),
@@ -283,8 +275,8 @@ def toy_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     small = {"hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 64}
     layers = {"num_hidden_layers": 2, "num_attention_heads": 2}
-    shape = BertConfig(vocab_size=30522, initializer_range=0.2, **small, **layers)
-    BertModel(shape, add_pooling_layer=False).save_pretrained(folder)
+    shape = transformers.BertConfig(vocab_size=30522, initializer_range=0.2, **small, **layers)
+    transformers.BertModel(shape, add_pooling_layer=False).save_pretrained(folder)
     shutil.copy(Path(load_recipe("minilm").base_path) / "tokenizer.json", folder)
     return folder
 

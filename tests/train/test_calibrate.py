@@ -17,15 +17,7 @@ from guard.method import HEAD
 from guard.twins import TwinRate
 from guard.weights.card import Card, load_card, read_card
 from guard.weights.predictions import read_predictions, write_predictions
-from tests.train.conftest import (
-    MakeEncoderJob,
-    MakeJob,
-    RankedWeights,
-    data,
-    finish_at_once,
-    with_own_rows,
-    with_rule,
-)
+from tests.train import conftest as toys
 from train import calibrate, run
 from train.calibrate import calibrate_rules, recalibrate
 from train.job import Job
@@ -35,10 +27,10 @@ ALLOWED = [place - 3.0 for place in range(16)]  # the logits of allowed rows of 
 
 
 @pytest.fixture
-def job(make_job: MakeJob, monkeypatch: MonkeyPatch) -> Job:
+def job(make_job: toys.MakeJob, monkeypatch: MonkeyPatch) -> Job:
     """Weights whose violating rows have logits from 1 up, and allowed ones from -3."""
     job = make_job()
-    finish_at_once(job)
+    toys.finish_at_once(job)
     logits = []
     for split in ("validation", "test"):
         places = [0, 0]
@@ -64,9 +56,9 @@ def test_another_rate_in_the_rule_moves_the_threshold_and_nothing_else(
     job: Job, capsys: CaptureFixture[str]
 ) -> None:
     before = load_card(job.folder)
-    assert run.outdated_jobs([with_rule(job, max_fpr=0.25)], force=False) == ([], [])
+    assert run.outdated_jobs([toys.with_rule(job, max_fpr=0.25)], force=False) == ([], [])
     assert "chosen anew, for at most 25 % false positives" in capsys.readouterr().out
-    assert run.outdated_jobs([with_rule(job, max_fpr=0.25)], force=False) == ([], [])
+    assert run.outdated_jobs([toys.with_rule(job, max_fpr=0.25)], force=False) == ([], [])
     assert capsys.readouterr().out == f"{job.name}: up to date\n"
     after = load_card(job.folder)
     assert after.max_fpr == 0.25 and 0 < flagged(after) <= 0.25 * len(ALLOWED)
@@ -77,18 +69,21 @@ def test_another_rate_in_the_rule_moves_the_threshold_and_nothing_else(
     recalibrate(job)
     assert load_card(job.folder).max_fpr is None
     with pytest.raises(GuardError, match=r"validation\.jsonl: too few allowed.*max_fpr 0\.001"):
-        recalibrate(with_rule(job, max_fpr=0.001))
+        recalibrate(toys.with_rule(job, max_fpr=0.001))
 
 
 def test_missing_predictions_are_an_error(job: Job, capsys: CaptureFixture[str]) -> None:
     before = (job.folder / "card.json").read_bytes()
     write_predictions(job.folder, [])
     with pytest.raises(GuardError, match=r"no prediction for .* validation rows.*METHOD=.*FORCE=1"):
-        recalibrate(with_rule(job, max_fpr=0.25))
+        recalibrate(toys.with_rule(job, max_fpr=0.25))
     Path(job.folder / "predictions.jsonl").unlink()
     with pytest.raises(GuardError, match="no such file"):
-        recalibrate(with_rule(job, max_fpr=0.25))
-    stale, outdated = with_rule(job, max_fpr=0.25), replace(with_rule(job, max_fpr=0.25), seed=7)
+        recalibrate(toys.with_rule(job, max_fpr=0.25))
+    stale, outdated = (
+        toys.with_rule(job, max_fpr=0.25),
+        replace(toys.with_rule(job, max_fpr=0.25), seed=7),
+    )
     work, failed = run.outdated_jobs([stale, outdated], force=False)
     assert ([job for job, _ in work], failed) == ([outdated], [stale.name])
     assert f"{stale.name}: " in capsys.readouterr().out
@@ -97,15 +92,15 @@ def test_missing_predictions_are_an_error(job: Job, capsys: CaptureFixture[str])
 
 @pytest.mark.parametrize("kind", ["lora", "head", "alora with a head", "encoder"])
 def test_own_rows_calibrate_and_a_rate_that_takes_others_too_is_no_head_s(
-    make_encoder_job: MakeEncoderJob, make_job: MakeJob, kind: str
+    make_encoder_job: toys.MakeEncoderJob, make_job: toys.MakeJob, kind: str
 ) -> None:
     """Eight of the own rows are allowed: enough for a balanced threshold, too few for one in 14."""
     job = make_job("lora")
     if kind == "encoder":
         job = make_encoder_job()
-    with_own_rows(job, 16)
-    rows = data(job)
-    metrics = finish(job, rows, RankedWeights(rows))["validation"]
+    toys.with_own_rows(job, 16)
+    rows = toys.data(job)
+    metrics = finish(job, rows, toys.RankedWeights(rows))["validation"]
     assert (metrics["n"], metrics["accuracy"]) == (16, 1.0)
     assert len(read_predictions(job.folder, "validation", "")) == 32
     if kind == "head":
@@ -117,13 +112,13 @@ def test_own_rows_calibrate_and_a_rate_that_takes_others_too_is_no_head_s(
         card = card.model_copy(update={"files": card.files | {HEAD: "a head's digest"}})
         card.save(job.folder)
     for max_fpr in (0.25, None):
-        assert recalibrate(with_rule(job, max_fpr=max_fpr)) == 16
+        assert recalibrate(toys.with_rule(job, max_fpr=max_fpr)) == 16
         assert read_card(job.folder).metrics["validation"]["n"] == 16
     if kind == "lora":
-        assert recalibrate(with_rule(job, max_fpr=0.07)) == 32
+        assert recalibrate(toys.with_rule(job, max_fpr=0.07)) == 32
         return
     with pytest.raises(GuardError, match=r"selects other validation rows.*0\.07.*FORCE=1"):
-        recalibrate(with_rule(job, max_fpr=0.07))
+        recalibrate(toys.with_rule(job, max_fpr=0.07))
     assert read_card(job.folder).calibration == card.calibration
 
 
@@ -191,9 +186,9 @@ def test_a_rate_of_twins_moves_the_threshold_of_trained_weights_and_the_card_has
     chosen(job)
     balanced = load_card(job.folder)
     assert balanced.max_fpr_twins is None
-    assert run._update_threshold(with_rule(job, max_fpr_twins=0.25))
+    assert run._update_threshold(toys.with_rule(job, max_fpr_twins=0.25))
     assert "chosen anew, balanced, at most 25 % of twins" in capsys.readouterr().out
-    assert run._update_threshold(with_rule(job, max_fpr_twins=0.25))
+    assert run._update_threshold(toys.with_rule(job, max_fpr_twins=0.25))
     assert capsys.readouterr().out == f"{job.name}: up to date\n"
     card = load_card(job.folder)
     assert (card.max_fpr_twins, flagged(card)) == (0.25, 4) and flagged(balanced) > 4
@@ -201,15 +196,15 @@ def test_a_rate_of_twins_moves_the_threshold_of_trained_weights_and_the_card_has
     assert card.twin_rate("validation") == rate
     assert str(card.twin_rate("test")) == "too few (9)"
     with pytest.raises(GuardError, match=r"too few validation twins.*16 rows, max_fpr_twins 0\.05"):
-        recalibrate(with_rule(job, max_fpr_twins=0.05))
+        recalibrate(toys.with_rule(job, max_fpr_twins=0.05))
     assert load_card(job.folder) == card
 
 
-def test_finished_weights_have_the_rates_of_twins_of_both_splits(make_job: MakeJob) -> None:
+def test_finished_weights_have_the_rates_of_twins_of_both_splits(make_job: toys.MakeJob) -> None:
     """The toy weights rank the test rows upside down."""
-    job = with_rule(make_job(), max_fpr_twins=0.1)
+    job = toys.with_rule(make_job(), max_fpr_twins=0.1)
     mark_twins(job, "validation", 16)
     mark_twins(job, "test", 16)
-    finish_at_once(job)
+    toys.finish_at_once(job)
     rates = [load_card(job.folder).twin_rate(split) for split in ("validation", "test")]
     assert [rate and rate.fpr for rate in rates] == [0.0, 1.0]

@@ -22,33 +22,25 @@ from guard.errors import GuardError
 from guard.layout import Runs
 from guard.prompt.decoder import PromptBuilder
 from guard.recipe import load_recipe
-from tests.train.conftest import (
-    RULE,
-    TINY,
-    MakeEncoderJob,
-    data,
-    mostly_generated,
-    with_recipe,
-    write_toy_data,
-)
+from tests.train import conftest as toys
 from train.examples import ADAPTER_EVERY, Row, Rows, load, with_openings
 from train.job import Job
 from train.methods import TRAINERS
 
-BUILDER = PromptBuilder.from_base(str(TINY))
+BUILDER = PromptBuilder.from_base(str(toys.TINY))
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    folder = Runs(tmp_path).data(RULE.id)
-    write_toy_data(folder, n_train=8, n_other=4)
+    folder = Runs(tmp_path).data(toys.RULE.id)
+    toys.write_toy_data(folder, n_train=8, n_other=4)
     return folder
 
 
 def loaded(folder: Path, max_fpr: float | None = None, **changed: object) -> Rows:
     stated = {"context_tokens": 512, "rule_turn": "title"} | changed
     recipe = load_recipe("tiny").model_copy(update=stated)
-    rule = RULE.model_copy(update={"max_fpr": max_fpr})
+    rule = toys.RULE.model_copy(update={"max_fpr": max_fpr})
     return load(Job(rule, recipe, "alora", 0, BUILDER, Runs(folder.parents[1])))
 
 
@@ -62,7 +54,7 @@ def test_rows_hold_the_prompt_that_the_builder_makes(folder: Path) -> None:
     example = read_examples(folder / "validation.jsonl")[1]
     row = rows.validation[1]
     assert (row.id, row.split, row.label) == (example.id, "validation", example.label)
-    assert row.prompt == BUILDER.build(example.messages, RULE.title)
+    assert row.prompt == BUILDER.build(example.messages, toys.RULE.title)
     without_rule = loaded(folder, rule_turn="none").validation[1]
     assert without_rule.prompt == BUILDER.build(example.messages, "")
     assert (len(rows.train), len(rows.validation), len(rows.test)) == (8, 4, 4)
@@ -130,13 +122,15 @@ def test_a_prompt_and_its_verdict_may_fill_the_context_exactly(folder: Path) -> 
         loaded(folder, context_tokens=longest_of(rows))
 
 
-def test_a_conversation_may_fill_an_encoder_s_context(make_encoder_job: MakeEncoderJob) -> None:
+def test_a_conversation_may_fill_an_encoder_s_context(
+    make_encoder_job: toys.MakeEncoderJob,
+) -> None:
     """No verdict is generated behind it, and the server judges as long a one."""
     job = make_encoder_job()
-    longest = longest_of(data(job))
-    assert data(with_recipe(job, context_tokens=longest)) == data(job)
+    longest = longest_of(toys.data(job))
+    assert toys.data(toys.with_recipe(job, context_tokens=longest)) == toys.data(job)
     with pytest.raises(GuardError, match="exceed the context"):
-        data(with_recipe(job, context_tokens=longest - 1))
+        toys.data(toys.with_recipe(job, context_tokens=longest - 1))
 
 
 def longest_of(rows: Rows) -> int:
@@ -161,7 +155,7 @@ def rows_of(job: Job) -> Rows:
     return Rows(*splits)
 
 
-def test_openings_of_some_rows_are_allowed_rows(make_encoder_job: MakeEncoderJob) -> None:
+def test_openings_of_some_rows_are_allowed_rows(make_encoder_job: toys.MakeEncoderJob) -> None:
     job = make_encoder_job(judged="assistant")
     rows = rows_of(job)
     trained_on = with_openings(job, rows, ADAPTER_EVERY)
@@ -173,7 +167,7 @@ def test_openings_of_some_rows_are_allowed_rows(make_encoder_job: MakeEncoderJob
     assert all((row.label, row.prompt) == (0, opening) for row in added)
     assert added[0].id == "train-0/opening"
     # Generated rows and own rows bring openings alike: the first of however few has one.
-    mixed = mostly_generated(rows, own_training=2, own_validation=0)
+    mixed = toys.mostly_generated(rows, own_training=2, own_validation=0)
     added = with_openings(job, mixed, 20).train[len(mixed.train) :]
     assert [row.is_generated for row in added] == [True, True, False]
     for judged in ("user", "conversation", "tool"):  # who speaks first, or does not speak
@@ -182,7 +176,9 @@ def test_openings_of_some_rows_are_allowed_rows(make_encoder_job: MakeEncoderJob
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["head", "lora"])
-def test_the_other_speaker_alone_is_allowed(make_encoder_job: MakeEncoderJob, method: str) -> None:
+def test_the_other_speaker_alone_is_allowed(
+    make_encoder_job: toys.MakeEncoderJob, method: str
+) -> None:
     job = make_encoder_job(method, judged="assistant")
     (trained,) = TRAINERS["encoder"][method].fit([(job, rows_of(job))])
     assert not isinstance(trained, Exception), trained

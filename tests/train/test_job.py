@@ -19,16 +19,7 @@ from guard.verdict import Calibration
 from guard.weights.card import CARD, load_card
 from guard.weights.version_zero import card_of_reader
 from serve.registry.registry import RegisteredRule, Registry
-from tests.train.conftest import (
-    MakeEncoderJob,
-    MakeJob,
-    RankedWeights,
-    data,
-    finish_at_once,
-    with_recipe,
-    with_rule,
-    with_settings,
-)
+from tests.train import conftest as toys
 from train.calibration.validation import validation_metrics
 from train.export import export, register
 from train.job import LOCK, Job
@@ -36,27 +27,27 @@ from train.methods import TRAINERS, trainer_of
 
 
 def test_all_that_decides_is_fingerprinted_and_nothing_else(
-    make_job: MakeJob, make_encoder_job: MakeEncoderJob
+    make_job: toys.MakeJob, make_encoder_job: toys.MakeEncoderJob
 ) -> None:
     job = make_job()
     inputs, lora = job.inputs, job.recipe.methods["lora"]
     for name, changed in {
         "seed": replace(job, seed=1),
         "method": replace(job, method="alora"),
-        "title": with_rule(job, title="Nobody may mention a return."),
-        "dtype": with_recipe(job, dtype="bfloat16"),
-        "trainer": with_recipe(job, trainer={**job.recipe.trainer, "weight_decay": 0.1}),
-        "base": with_recipe(job, base="someone/else", revision="0" * 40),
-        "4 bits": with_recipe(job, quantization="nf4"),
-        "min_steps": with_settings(job, min_steps=300),
+        "title": toys.with_rule(job, title="Nobody may mention a return."),
+        "dtype": toys.with_recipe(job, dtype="bfloat16"),
+        "trainer": toys.with_recipe(job, trainer={**job.recipe.trainer, "weight_decay": 0.1}),
+        "base": toys.with_recipe(job, base="someone/else", revision="0" * 40),
+        "4 bits": toys.with_recipe(job, quantization="nf4"),
+        "min_steps": toys.with_settings(job, min_steps=300),
     }.items():
         assert changed.inputs != inputs, name
     for name, changed in {
-        "policy": with_rule(job, policy="Another policy"),
-        "max_fpr": with_rule(job, max_fpr=0.02, max_fpr_twins=0.1),
-        "who is judged, on a decoder": with_rule(job, judged="user"),
-        "engine": with_recipe(job, engine={"max_lora_rank": 64}),
-        "the other method": with_recipe(job, methods=job.recipe.methods | {"alora": lora}),
+        "policy": toys.with_rule(job, policy="Another policy"),
+        "max_fpr": toys.with_rule(job, max_fpr=0.02, max_fpr_twins=0.1),
+        "who is judged, on a decoder": toys.with_rule(job, judged="user"),
+        "engine": toys.with_recipe(job, engine={"max_lora_rank": 64}),
+        "the other method": toys.with_recipe(job, methods=job.recipe.methods | {"alora": lora}),
     }.items():
         assert changed.inputs == inputs, name
     for split in ("train", "validation", "test"):
@@ -66,11 +57,11 @@ def test_all_that_decides_is_fingerprinted_and_nothing_else(
         assert replace(job).inputs != before, split
     of_encoder = make_encoder_job(judged="assistant")
     assert (of_encoder.reads, job.reads) == ("assistant", "conversation")
-    assert with_rule(job, judged="user", turns="last").reads == "last user"  # the words
+    assert toys.with_rule(job, judged="user", turns="last").reads == "last user"  # the words
     assert of_encoder.inputs != make_encoder_job(judged="user").inputs
 
 
-def test_checkpoints_of_the_same_inputs_alone_stay(make_job: MakeJob) -> None:
+def test_checkpoints_of_the_same_inputs_alone_stay(make_job: toys.MakeJob) -> None:
     job = make_job()
     job.open_scratch()
     left = job.scratch / "checkpoint-5"
@@ -81,12 +72,12 @@ def test_checkpoints_of_the_same_inputs_alone_stay(make_job: MakeJob) -> None:
         if is_cut_off:
             (job.scratch / "inputs.json").write_text("")
         else:
-            with_rule(job, title="Nobody may mention a return.").open_scratch()
+            toys.with_rule(job, title="Nobody may mention a return.").open_scratch()
         job.open_scratch()
         assert not left.exists() and job.scratch.is_dir()
 
 
-def test_a_forgotten_job_keeps_its_weights_and_its_lock(make_job: MakeJob) -> None:
+def test_a_forgotten_job_keeps_its_weights_and_its_lock(make_job: toys.MakeJob) -> None:
     """The lock until the scratch folder is closed."""
     job = make_job()
     job.folder.mkdir(parents=True)
@@ -107,7 +98,7 @@ def test_a_forgotten_job_keeps_its_weights_and_its_lock(make_job: MakeJob) -> No
 
 
 def test_another_way_to_read_words_outdates(
-    job: Job, make_job: MakeJob, monkeypatch: MonkeyPatch
+    job: Job, make_job: toys.MakeJob, monkeypatch: MonkeyPatch
 ) -> None:
     """A head, and an adapter as well: an encoder's reads words too."""
     before = [job.inputs, make_job().inputs]
@@ -119,9 +110,9 @@ def test_another_way_to_read_words_outdates(
 METRICS = validation_metrics([-1.0, -0.5, 0.5, 1.0] * 8, [0, 1, 0, 1] * 8, Calibration())
 
 
-def of_steps(make_job: MakeJob, steps: int) -> Job:
+def of_steps(make_job: toys.MakeJob, steps: int) -> Job:
     job = make_job(max_steps=steps)
-    finish_at_once(job)
+    toys.finish_at_once(job)
     return job
 
 
@@ -134,7 +125,7 @@ def steps_of(folder: Path) -> int:
     return steps
 
 
-def test_every_training_is_a_version_and_a_damaged_one_is_none(make_job: MakeJob) -> None:
+def test_every_training_is_a_version_and_a_damaged_one_is_none(make_job: toys.MakeJob) -> None:
     """Of seed 0, which is served."""
     for steps in (1, 2, 3):
         job = of_steps(make_job, steps)
@@ -145,8 +136,8 @@ def test_every_training_is_a_version_and_a_damaged_one_is_none(make_job: MakeJob
     assert [steps_of(version.folder) for version in registry.versions(rule)] == [1, 2, 3, 4]
     champion = registry.champions(rule.model, rule.method)[rule.rule]
     assert steps_of(champion) == 1
-    finish_at_once(replace(job, seed=1))
-    finish_at_once(replace(job, of_study=True))
+    toys.finish_at_once(replace(job, seed=1))
+    toys.finish_at_once(replace(job, of_study=True))
     assert len(registry.versions(rule)) == 4
 
 
@@ -155,7 +146,7 @@ WORSE = {"day_zero": {"loss_above_reader": 0.2, "loss_above_reader_ci95": [0.1, 
 
 
 def test_the_first_weights_replace_a_version_zero_unless_the_rule_asks_for_more(
-    make_job: MakeJob, capsys: pytest.CaptureFixture[str]
+    make_job: toys.MakeJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job, rates = of_steps(make_job, 1), "it flags 0.500 [0.400, 0.600] of twins"
     card = load_card(job.folder).model_copy(update={"metrics": FLAGGED})
@@ -169,25 +160,25 @@ def test_the_first_weights_replace_a_version_zero_unless_the_rule_asks_for_more(
         registry = Registry(job.runs)
         shutil.rmtree(registry.root, ignore_errors=True)
         registry.register_zero(zero, job.folder, actor="ann", note="")
-        register(with_rule(job, **stated), job.folder, "trained")
+        register(toys.with_rule(job, **stated), job.folder, "trained")
         champion = registry.aliases(rule_of(job))["champion"]
         assert champion == (zero.version if told else card.version)
         assert told in capsys.readouterr().out
 
 
 def test_a_reader_judges_instead_of_worse_weights_of_its_own_method_alone(
-    make_job: MakeJob, tmp_path: Path
+    make_job: toys.MakeJob, tmp_path: Path
 ) -> None:
     job = of_steps(make_job, 1)
     reader = Path(shutil.copytree(job.folder, tmp_path / "reader"))
     card = load_card(job.folder)
     card.model_copy(update={"method": "alora"}).save(reader)
     card.model_copy(update={"metrics": WORSE}).save(job.folder)
-    register(with_recipe(job, reader=str(reader)), job.folder, "trained")
+    register(toys.with_recipe(job, reader=str(reader)), job.folder, "trained")
     assert Registry(job.runs).rules() == [rule_of(job)]
 
 
-def test_what_another_program_wrote_is_kept_beside(make_job: MakeJob) -> None:
+def test_what_another_program_wrote_is_kept_beside(make_job: toys.MakeJob) -> None:
     job = of_steps(make_job, 1)
     card = json.loads((job.folder / CARD).read_text())
     (job.folder / CARD).write_text(json.dumps(card | {"of_another_version": 1}))
@@ -197,7 +188,7 @@ def test_what_another_program_wrote_is_kept_beside(make_job: MakeJob) -> None:
     assert steps_of(job.folder) == 2
 
 
-def test_weights_of_before_there_was_a_registry_are_kept_too(make_job: MakeJob) -> None:
+def test_weights_of_before_there_was_a_registry_are_kept_too(make_job: toys.MakeJob) -> None:
     job = of_steps(make_job, 1)
     registry = Registry(job.runs)
     shutil.rmtree(registry.root)
@@ -205,17 +196,17 @@ def test_weights_of_before_there_was_a_registry_are_kept_too(make_job: MakeJob) 
     assert [steps_of(version.folder) for version in registry.versions(rule_of(job))] == [1, 2]
 
 
-def test_an_older_adapter_is_replaced_whole_or_not_at_all(make_job: MakeJob) -> None:
+def test_an_older_adapter_is_replaced_whole_or_not_at_all(make_job: toys.MakeJob) -> None:
     job = make_job()
     job.folder.mkdir(parents=True)
     (job.folder / "left_over.txt").write_text("of an older version")
-    finish_at_once(job)
+    toys.finish_at_once(job)
     assert not (job.folder / "left_over.txt").exists()
     stamp = (job.folder / "stage.json").read_bytes()
-    rows = data(job)
+    rows = toys.data(job)
     broken = [("test-0", "test", object())]
     with pytest.raises(TypeError, match="not JSON serializable"):
-        export(job, RankedWeights(rows), broken, Calibration(), METRICS, None)  # type: ignore[arg-type]
+        export(job, toys.RankedWeights(rows), broken, Calibration(), METRICS, None)  # type: ignore[arg-type]
     assert (job.folder / "stage.json").read_bytes() == stamp
 
 
@@ -227,15 +218,15 @@ def test_every_method_has_a_trainer_and_no_other_name_has() -> None:
         }
 
 
-def test_of_adapters_an_alora_alone_takes_settings_of_a_head(make_job: MakeJob) -> None:
+def test_of_adapters_an_alora_alone_takes_settings_of_a_head(make_job: toys.MakeJob) -> None:
     job, recipe = make_job(), load_recipe("tiny")
     for method in recipe.methods:
         tiny = Job(job.rule, recipe, method, 0, job.builder, job.runs)
         trainer_of(tiny).check(tiny)
-    TRAINERS["decoder"]["alora"].check(with_settings(make_job("alora"), head={"C": 1.0}))
+    TRAINERS["decoder"]["alora"].check(toys.with_settings(make_job("alora"), head={"C": 1.0}))
     for method, head, told in (
         ("lora", {"C": 1.0}, r"methods\.lora\.head: only an aLoRA and a method that is a head"),
         ("alora", {"c": 1.0}, r"methods\.alora\.head: unknown key 'c'"),
     ):
         with pytest.raises(GuardError, match=told):
-            TRAINERS["decoder"][method].check(with_settings(make_job(method), head=head))
+            TRAINERS["decoder"][method].check(toys.with_settings(make_job(method), head=head))

@@ -7,14 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data.generator.library import (
-    PHRASES,
-    load_background,
-    load_corpus,
-    load_excerpts,
-    load_phrasebook,
-    rules_with_phrases,
-)
+from data.generator import library
 from guard.errors import GuardError
 from guard.rule import RULES, load_rule
 from tests.data.generator.corpora import RULES_WITH_PHRASES, background, corpus_of
@@ -52,31 +45,31 @@ def test_every_phrase_file_is_of_a_rule_of_the_generator() -> None:
     generated = {name for name in names if load_rule(name).data == "generator"}
     assert set(RULES_WITH_PHRASES) <= generated  # a rule for somebody's own data needs no phrases
     assert {"medical_advice", "pii_leak", "jailbreak_attempt", "refund_promise"} <= generated
-    assert [path.stem for path in rules_with_phrases()] == RULES_WITH_PHRASES
-    assert all(path.parent == RULES for path in rules_with_phrases())
+    assert [path.stem for path in library.rules_with_phrases()] == RULES_WITH_PHRASES
+    assert all(path.parent == RULES for path in library.rules_with_phrases())
 
 
 def test_a_corpus_borrows_the_books_that_others_lend(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = [load_rule(name) for name in ("medical_advice", "pii_leak")]
-    corpus = load_corpus(rules[0], rules)
+    corpus = library.load_corpus(rules[0], rules)
     assert corpus == corpus_of("medical_advice", ("medical_advice", "pii_leak"))
     assert [book.rule for book in corpus.borrowed] == ["pii_leak"]
     selfish = corpus.borrowed[0].model_copy(update={"borrows": False})
     monkeypatch.setattr("data.generator.library.load_phrasebook", lambda *_: selfish)
-    assert load_corpus(rules[0], rules).borrowed == ()
+    assert library.load_corpus(rules[0], rules).borrowed == ()
 
 
 def test_a_broken_line_of_the_background_is_named(tmp_path: Path) -> None:
-    text = (PHRASES / "background.yaml").read_text()
+    text = (library.PHRASES / "background.yaml").read_text()
     broken = text.replace("thanks: |", "thanks: |\n  (thanks >> ok", 1)
     (tmp_path / "background.yaml").write_text(broken)
     with pytest.raises(GuardError, match=r"background\.yaml: thanks: brackets do not match"):
-        load_background(tmp_path)
+        library.load_background(tmp_path)
 
 
 def _load(tmp_path: Path, text: str, **rule: object) -> None:
     (tmp_path / "medical_advice.yaml").write_text(text)
-    load_phrasebook(RULE.model_copy(update=rule), background(), tmp_path)
+    library.load_phrasebook(RULE.model_copy(update=rule), background(), tmp_path)
 
 
 def _replaced(book: str, *pairs: tuple[str, str]) -> str:
@@ -170,9 +163,9 @@ def test_a_broken_book_of_excerpts_is_refused(
     tmp_path: Path, old: str, new: str, problem: str
 ) -> None:
     rule, path = load_rule("toxicity"), tmp_path / "toxicity.yaml"
-    assert load_excerpts(rule, tmp_path) is None
+    assert library.load_excerpts(rule, tmp_path) is None
     path.write_text(EXCERPT)
-    assert load_excerpts(rule, tmp_path) is not None
+    assert library.load_excerpts(rule, tmp_path) is not None
     path.write_text(_replaced(EXCERPT, (old, new)))
     with pytest.raises(GuardError, match=problem):
-        load_excerpts(rule, tmp_path)
+        library.load_excerpts(rule, tmp_path)

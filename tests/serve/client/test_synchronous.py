@@ -24,16 +24,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guard.home import ROOT
+from serve import client
 from serve.api.app import create_app
-from serve.client import (
-    AsyncGuardClient,
-    CheckAnswer,
-    CheckFailed,
-    GuardClient,
-    NotAllowed,
-    RuleExplanation,
-    RuleUnjudged,
-)
 from serve.client.attempts import Asked, Attempts
 from serve.client.reply import Reply
 from tests.serve.client.censor import ASKED, Censor
@@ -52,9 +44,9 @@ class Awaited:
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._loop = asyncio.new_event_loop()
-        self._guard = AsyncGuardClient(*arguments, **options)
+        self._guard = client.AsyncGuardClient(*arguments, **options)
 
-    def check(self, *arguments: Any, **options: Any) -> CheckAnswer:
+    def check(self, *arguments: Any, **options: Any) -> client.CheckAnswer:
         return self._loop.run_until_complete(self._guard.check(*arguments, **options))
 
     def __getattr__(self, name: str) -> Any:
@@ -83,9 +75,9 @@ async def in_turn(pieces: Iterable[str | None]) -> AsyncIterator[str | None]:
         yield piece
 
 
-Guard = GuardClient | Awaited
-Client = type[GuardClient] | type[Awaited]
-HTTP: dict[Client, Any] = {GuardClient: httpx.Client, Awaited: httpx.AsyncClient}
+Guard = client.GuardClient | Awaited
+Client = type[client.GuardClient] | type[Awaited]
+HTTP: dict[Client, Any] = {client.GuardClient: httpx.Client, Awaited: httpx.AsyncClient}
 
 
 @pytest.fixture(params=list(HTTP), ids=["synchronous", "asynchronous"])
@@ -132,9 +124,9 @@ def test_a_check_has_a_verdict_for_every_rule(guard: Guard) -> None:
     assert explained["words"].p_after > 0.9 > (explained["words"].p_before or 0)
     unjudged = guard.check([{"role": "user", "content": "cannot be judged"}])
     assert unjudged.verdict == "unjudged" and not unjudged.is_allowed
-    why = RuleUnjudged("too_long", "it does not fit")
+    why = client.RuleUnjudged("too_long", "it does not fit")
     assert unjudged.unjudged == {"words": why, "fine": why}
-    with pytest.raises(CheckFailed, match="not served: nobody") as raised:
+    with pytest.raises(client.CheckFailed, match="not served: nobody") as raised:
         guard.check(MESSAGES, ["nobody"])
     assert raised.value.status == 422
 
@@ -149,14 +141,14 @@ def test_tools_are_judged_with_the_messages(guard: Guard) -> None:
     tool = {"type": "function", "function": {"name": "forbidden", "parameters": {}}}
     assert guard.check(ASKED, ["words"]).is_allowed
     assert not guard.check(ASKED, ["words"], tools=[tool]).is_allowed
-    with pytest.raises(NotAllowed):
+    with pytest.raises(client.NotAllowed):
         list(guard.guarded_stream(ASKED, ["Fine."], ["words"], tools=[tool]))
 
 
 def test_a_stream_is_released_as_far_as_it_is_allowed(guard: Guard, engine: Censor) -> None:
     pieces = ["The sea is ", "wide. It ", "is deep", ". And now the forbidden ", "word."]
     released: list[str] = []
-    with pytest.raises(NotAllowed, match="violation: words") as raised:
+    with pytest.raises(client.NotAllowed, match="violation: words") as raised:
         for text in guard.guarded_stream(ASKED, pieces, hold_back=0):
             released.append(text)
     assert released == ["The sea is wide. It "]
@@ -201,7 +193,7 @@ def test_no_other_answer_is_asked_for_again_and_none_is_an_allow(
 ) -> None:
     responses = [httpx.Response(**response), httpx.Response(200, json=BODY)]
     guard, requests = answering(kind, responses)
-    with pytest.raises(CheckFailed, match=told) as raised:
+    with pytest.raises(client.CheckFailed, match=told) as raised:
         guard.check(ASKED)
     assert len(requests) == 1
     assert raised.value.status == (None if told == "no check" else response["status_code"])
@@ -222,7 +214,7 @@ def test_a_server_that_is_gone_or_drips_its_response_in_is_no_allow(kind: Client
     ):
         with server as address:
             guard = kind(address, http_client=HTTP[kind](trust_env=False), deadline_s=0.5)
-            with pytest.raises(CheckFailed, match=why):
+            with pytest.raises(client.CheckFailed, match=why):
                 guard.check(ASKED)
             guard.close()
 
@@ -231,13 +223,13 @@ def test_a_server_that_is_gone_or_drips_its_response_in_is_no_allow(kind: Client
 def test_no_room_means_to_wait_as_the_server_says(stated: str, seconds: float) -> None:
     response = httpx.Response(503, headers={"retry-after": stated})
     assert Attempts(10).answer(response) == seconds
-    with pytest.raises(CheckFailed, match="503"):
+    with pytest.raises(client.CheckFailed, match="503"):
         Attempts(0.2).answer(response)
 
 
 def test_what_cannot_be_sent_is_no_answer_and_a_single_value_is_no_list() -> None:
     for content in ("\ud800", float("nan"), b"bytes"):
-        with pytest.raises(CheckFailed, match="cannot be sent"):
+        with pytest.raises(client.CheckFailed, match="cannot be sent"):
             Asked().content([{"role": "user", "content": content}])
     for field in ("rules", "tools"):
         with pytest.raises(TypeError, match=rf"{field} must be a list, got .*; write \['one'\]"):
@@ -246,15 +238,15 @@ def test_what_cannot_be_sent_is_no_answer_and_a_single_value_is_no_list() -> Non
 
 def test_a_body_that_lacks_something_is_no_answer() -> None:
     first_turn = {"fine": {"turn": 0, "p_after": 0.9}}
-    answer = CheckAnswer.of(BODY | {"explanations": first_turn})
+    answer = client.CheckAnswer.of(BODY | {"explanations": first_turn})
     assert (answer.cached_tokens, answer.computed_tokens, answer.latency_ms) == (7, 3, 1.5)
-    assert answer.explanations == {"fine": RuleExplanation(0, None, 0.9)}
+    assert answer.explanations == {"fine": client.RuleExplanation(0, None, 0.9)}
     for missing in BODY:
-        with pytest.raises(CheckFailed, match=missing):
-            CheckAnswer.of({key: value for key, value in BODY.items() if key != missing})
+        with pytest.raises(client.CheckFailed, match=missing):
+            client.CheckAnswer.of({key: value for key, value in BODY.items() if key != missing})
     for explanations in (None, [], {"fine": {"turn": 0}}):
-        with pytest.raises(CheckFailed, match="no check of this version"):
-            CheckAnswer.of(BODY | {"explanations": explanations})
+        with pytest.raises(client.CheckFailed, match="no check of this version"):
+            client.CheckAnswer.of(BODY | {"explanations": explanations})
 
 
 def test_a_check_is_due_at_a_sentence_s_end_or_after_so_many_characters() -> None:

@@ -16,15 +16,8 @@ import yaml
 from fastapi import FastAPI
 
 from serve.api.observe.record import Observer
+from serve.cluster import messages
 from serve.cluster.front.ingress import create_ingress
-from serve.cluster.messages import (
-    RelayedCheck,
-    RelayedRequest,
-    RelayedResponse,
-    ReplicaAnswer,
-    ReplicaLost,
-    Replicas,
-)
 from serve.cluster.note import ServedNote
 from serve.cluster.replica import GuardReplica
 from serve.cluster.service import ClusterService
@@ -60,7 +53,7 @@ def found_in(root: Path) -> Found:
 
 
 def service_of(
-    replicas: Replicas,
+    replicas: messages.Replicas,
     note: ServedNote,
     folders: Mapping[str, Path],
     observers: Sequence[Observer] = (),
@@ -78,24 +71,28 @@ class LocalReplicas:
         self.replicas = list(replicas)
         self.keys: list[str] = []
 
-    async def ask(self, relayed: RelayedRequest, key: str, version: str) -> RelayedResponse:
+    async def ask(
+        self, relayed: messages.RelayedRequest, key: str, version: str
+    ) -> messages.RelayedResponse:
         return await self._of(key).ask(relayed, version)
 
-    async def check(self, relayed: RelayedCheck, key: str, version: str) -> ReplicaAnswer:
+    async def check(
+        self, relayed: messages.RelayedCheck, key: str, version: str
+    ) -> messages.ReplicaAnswer:
         return await self._of(key).check(relayed, version)
 
     def _of(self, key: str) -> GuardReplica:
         self.keys.append(key)
         if not self.replicas:
-            raise ReplicaLost("no replica is there")
+            raise messages.ReplicaLost("no replica is there")
         number = int(hashlib.sha256(key.encode()).hexdigest(), 16)
         return self.replicas[number % len(self.replicas)]
 
     async def each(
         self, method: str, *arguments: object, within_s: float, may_miss: bool = False
-    ) -> list[ReplicaAnswer]:
+    ) -> list[messages.ReplicaAnswer]:
         if not self.replicas:
-            raise ReplicaLost("no replica is there")
+            raise messages.ReplicaLost("no replica is there")
         return [await getattr(replica, method)(*arguments) for replica in self.replicas]
 
     async def running(self) -> int:
@@ -216,11 +213,11 @@ def alone(client: httpx.Client) -> httpx.Client:
     return httpx.Client(base_url=address, timeout=timeout, trust_env=False, verify=False)
 
 
-def as_json(answered: RelayedResponse) -> Any:
+def as_json(answered: messages.RelayedResponse) -> Any:
     return json.loads(answered.body)
 
 
-def asked(text: str, *rules: str) -> RelayedRequest:
+def asked(text: str, *rules: str) -> messages.RelayedRequest:
     """A check of one message as it is relayed."""
     content, json_type = json.dumps(body(text, *rules)), (b"content-type", b"application/json")
-    return RelayedRequest("POST", "/v1/check", headers=(json_type,), body=content.encode())
+    return messages.RelayedRequest("POST", "/v1/check", headers=(json_type,), body=content.encode())

@@ -22,16 +22,7 @@ from serve.engine.backend import BackendRequest, EngineOutput
 from serve.engine.backends import decoder
 from serve.engine.plan import FairQueue
 from tests.serve.cards import RULE_TEXTS, prompts
-from tests.serve.engine.shared import (
-    NATS,
-    assert_peft,
-    core_of,
-    finish,
-    logits_of,
-    long_conversation,
-    runner,
-    steps_of,
-)
+from tests.serve.engine import shared
 from tests.serve.guarded import CONVERSATION
 
 pytestmark = pytest.mark.slow
@@ -47,20 +38,20 @@ def test_a_batch_that_fails_after_it_was_scheduled_leaves_no_blocks_behind(
     messages = (Message("user", "it was never computed " * 40),)
     beside = engine.open_check(CONVERSATION[:1])
     with monkeypatch.context() as patch:
-        patch.setattr(runner(engine).model, "forward", fail)
+        patch.setattr(shared.runner(engine).model, "forward", fail)
         with pytest.raises(type(failure)):
             engine.check(messages)
     assert engine.is_usable and beside.call.done
     with pytest.raises(GuardError, match="their batch failed"):
         beside.result()
-    assert_peft(engine, messages=messages)
+    shared.assert_peft(engine, messages=messages)
 
 
 def test_what_was_not_cleared_answers_no_more(
     engine: GuardEngine, monkeypatch: MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(runner(engine).model, "forward", lambda *_, **__: 1 / 0)
+        patch.setattr(shared.runner(engine).model, "forward", lambda *_, **__: 1 / 0)
         patch.setattr(engine.backend, "scrub", lambda: [][0])
         with pytest.raises(IndexError):
             engine.check(CONVERSATION)
@@ -93,12 +84,12 @@ def test_after_one_nan_all_begin_again(engine: GuardEngine, monkeypatch: MonkeyP
     tokens = sum(request.own_tokens for request in engine._dispatcher.in_flight.values())
     step_without_number(engine, monkeypatch, before[0])
     assert len(under_way.call.waiting) == 2 and not set(before) & set(under_way.call.waiting)
-    finish(engine, under_way.call)
+    shared.finish(engine, under_way.call)
     # Each is counted once, however often it has begun.
     assert engine._dispatcher.virtual_time == clock + tokens
     check = under_way.result()
     assert not check.refused
-    assert logits_of(check) == pytest.approx(logits_of(expected), abs=NATS)
+    assert shared.logits_of(check) == pytest.approx(shared.logits_of(expected), abs=shared.NATS)
 
 
 def test_answers_that_stay_nan_are_refusals(engine: GuardEngine, monkeypatch: MonkeyPatch) -> None:
@@ -120,7 +111,7 @@ def test_a_rule_of_nan_alone_is_refused(engine: GuardEngine, monkeypatch: Monkey
             by_index[in_flight.recipients[0].call_index] = request_id
         step_without_number(engine, monkeypatch, by_index[0])
         assert (under_way.call.outcomes[0] is None) == (times < 3)
-    finish(engine, under_way.call)
+    shared.finish(engine, under_way.call)
     check = under_way.result()
     assert list(check.refused) == ["plain"] and check.refused["plain"].subject == "verdict"
     assert [verdict.rule for verdict in check.verdicts] == ["pii_leak"]
@@ -138,7 +129,7 @@ def test_what_vllm_refuses_later_is_alone(engine: GuardEngine, monkeypatch: Monk
 
     first = next(iter(under_way.call.waiting))
     step_without_number(engine, monkeypatch, first, submit=refuse_the_first)
-    finish(engine, under_way.call)
+    shared.finish(engine, under_way.call)
     check = under_way.result()
     assert list(check.refused) == ["pii_leak"]
     assert check.refused["pii_leak"].subject == "rule 'pii_leak'"
@@ -149,7 +140,7 @@ def test_what_vllm_refuses_later_is_alone(engine: GuardEngine, monkeypatch: Monk
 def test_requests_that_were_queued_before_an_error_are_not_left_behind(
     engine: GuardEngine, monkeypatch: MonkeyPatch, when: str
 ) -> None:
-    core, calls = core_of(engine), []
+    core, calls = shared.core_of(engine), []
 
     def stumbling(queue: Callable[..., Any]) -> Callable[..., Any]:
         def stumble(*arguments: Any, **named: Any) -> Any:
@@ -177,11 +168,11 @@ def test_after_an_unsampled_step_the_next_runs(
     engine: GuardEngine, monkeypatch: MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(runner(engine), "sample_tokens", lambda *_: 1 / 0)
+        patch.setattr(shared.runner(engine), "sample_tokens", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             engine.check(CONVERSATION)
-        assert runner(engine).execute_model_state is None
-    assert_peft(engine)
+        assert shared.runner(engine).execute_model_state is None
+    shared.assert_peft(engine)
 
 
 def test_both_of_vllm_s_runners_keep_an_unsampled_step_in_one_attribute() -> None:
@@ -236,16 +227,16 @@ def test_a_rule_behind_a_long_call_is_answered_before_its_end(short_turns: Guard
     first = short_turns.submit([asked_of(numbered(0))])
     short_turns.step()
     second = short_turns.submit([asked_of(numbered(0))])
-    finish(short_turns, second)
+    shared.finish(short_turns, second)
     assert first.done and not long.done
     assert 1 <= sum(outcome is not None for outcome in long.outcomes) <= 290
-    finish(short_turns, long)
+    shared.finish(short_turns, long)
     assert len(long.results()) == 300
 
 
 def test_a_long_call_is_answered_while_others_never_stop_asking(short_turns: GuardEngine) -> None:
     engine, asked, number = short_turns, list[Call](), 0
-    long = engine.submit([asked_of(long_conversation(60))] * 150)
+    long = engine.submit([asked_of(shared.long_conversation(60))] * 150)
     most = engine.backend._engine.vllm_config.scheduler_config.max_num_seqs
     while not long.done and number < 4000:
         asked = [call for call in asked if not call.done]
@@ -265,7 +256,7 @@ def test_a_conversation_s_rules_come_in_its_own_turn_and_a_lora_is_a_conversatio
     short_turns: GuardEngine, name: str | None, is_shared: bool
 ) -> None:
     """What is parted may find its conversation gone. The base reads it as aLoRAs do."""
-    conversation, text = long_conversation(200), RULE_TEXTS[name or "plain"]
+    conversation, text = shared.long_conversation(200), RULE_TEXTS[name or "plain"]
     prefix, suffix = len(prompts().prefix_ids(conversation)), len(prompts().suffix_ids(text))
     clock = short_turns._dispatcher.virtual_time = 100
     asked = short_turns.submit([ScoreRequest(conversation, text, name)] * 20)
@@ -298,7 +289,7 @@ def test_turns_are_always_bounded(short_turns: GuardEngine) -> None:
 
 def test_what_is_not_cached_is_answered_while_cached_ones_keep_coming(engine: GuardEngine) -> None:
     resident, calls = numbered(1, words=375), list[Call]()
-    with steps_of(engine, 512):
+    with shared.steps_of(engine, 512):
         engine.score([asked_of(resident, "pii_leak")])
         for step in range(20):
             for number in range(8):  # more than a step's tokens

@@ -15,14 +15,7 @@ import pytest
 from guard.conversation.example import Message
 from guard.errors import GuardError
 from guard.layout import Runs
-from serve.registry.reviews import (
-    KEY,
-    NotKept,
-    ReviewPolicy,
-    ReviewStore,
-    VoteRefused,
-    open_reviews,
-)
+from serve.registry import reviews
 from tests.serve.review_store import SECRET, checked, new_key, of, opened
 
 DAY_S = 24 * 3600
@@ -31,11 +24,13 @@ DAY_S = 24 * 3600
 @pytest.fixture(autouse=True)
 def key(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     key = new_key()
-    monkeypatch.setenv(KEY, key)
+    monkeypatch.setenv(reviews.KEY, key)
     yield key
 
 
-def queued(store: ReviewStore, reviewer: str = "ann", rule: str | None = "mild") -> list[str]:
+def queued(
+    store: reviews.ReviewStore, reviewer: str = "ann", rule: str | None = "mild"
+) -> list[str]:
     return [review.request_id for review in store.queue(reviewer, rule)]
 
 
@@ -78,7 +73,7 @@ def test_a_label_is_settled_by_two_who_agree_and_none_who_disagrees(tmp_path: Pa
     store.keep(checked("a"))
     for _ in range(2):  # the same again changes nothing
         assert not store.vote(of("a", "ann"), "violation").settled
-    with pytest.raises(VoteRefused, match="has voted"):
+    with pytest.raises(reviews.VoteRefused, match="has voted"):
         store.vote(of("a", "ann"), "allow")
     assert store.vote(of("a", "bob"), "violation").settled
     assert [label.label for label in store.settled("mild")] == ["violation"]
@@ -86,18 +81,18 @@ def test_a_label_is_settled_by_two_who_agree_and_none_who_disagrees(tmp_path: Pa
     assert not store.vote(of("a", "eve"), "allow").settled
     assert store.progress()[0] == ("mild", 0, 0, 0, 1) and store.settled("mild") == []
     assert store.withdraw(of("a", "eve")).settled
-    with pytest.raises(NotKept):
+    with pytest.raises(reviews.NotKept):
         store.withdraw(of("a", "eve"))
 
 
 def test_what_was_not_kept_is_kept_as_it_is_brought(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    with pytest.raises(NotKept, match="not sampled, or has expired"):
+    with pytest.raises(reviews.NotKept, match="not sampled, or has expired"):
         store.vote(of("a", "ann"), "allow")
     store.vote(of("a", "ann"), "allow", brought=replace(checked("a"), verdicts=()))
     assert store.vote(of("a", "bob"), "allow").settled
     store.keep(replace(checked("a"), conversation="another"))
-    with pytest.raises(VoteRefused, match="2 checks have this request id"):
+    with pytest.raises(reviews.VoteRefused, match="2 checks have this request id"):
         store.vote(of("a", "eve"), "allow")
     (review,) = store.queue("eve", "mild")
     voted = replace(of("a", "eve"), conversation=review.conversation)
@@ -117,7 +112,7 @@ def test_a_tenant_brings_no_more_than_others_come_to_label(
     store.keep(replace(checked("kept"), tenant="shop"))
     bring("a")
     bring("b")
-    with pytest.raises(VoteRefused, match="Have an admin label or delete some"):
+    with pytest.raises(reviews.VoteRefused, match="Have an admin label or delete some"):
         bring("c")
     bring("c", tenant="bank")
     store.vote(of("a", "ann"), "allow")
@@ -166,13 +161,13 @@ def test_content_of_another_key_is_shown_as_such_and_read_once_that_key_is_there
     store = opened(tmp_path)
     store.keep(checked("a"))
     second = new_key()
-    monkeypatch.setenv(KEY, second)
+    monkeypatch.setenv(reviews.KEY, second)
     store.keep(checked("b"))
     assert [review.messages is None for review in store.queue("ann", "mild")] == [False, True]
-    monkeypatch.setenv(KEY, f"{second},{key}")
+    monkeypatch.setenv(reviews.KEY, f"{second},{key}")
     assert all(review.messages for review in store.queue("ann"))
     for wrong, problem in (("", "is not set"), ("short", "is no key")):
-        monkeypatch.setenv(KEY, wrong)
+        monkeypatch.setenv(reviews.KEY, wrong)
         with pytest.raises(GuardError, match=f"{problem}.*Fernet.generate_key"):
             store.open()
 
@@ -187,7 +182,7 @@ def test_votes_at_once_all_count(tmp_path: Path) -> None:
 
 
 def test_a_policy_keeps_its_shares_of_the_conversations() -> None:
-    policy = ReviewPolicy(share=0.1, uncertain=0.3, flagged=0.0)
+    policy = reviews.ReviewPolicy(share=0.1, uncertain=0.3, flagged=0.0)
 
     def kept(*, is_uncertain: bool = False, is_flagged: bool = False) -> set[str]:
         keys = map(str, range(2000))
@@ -201,5 +196,5 @@ def test_a_policy_keeps_its_shares_of_the_conversations() -> None:
 def test_a_policy_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text("shares: 0.5\n")
     with pytest.raises(GuardError, match="Did you mean 'share'"):
-        open_reviews(tmp_path / "policy.yaml", Runs(tmp_path))
-    assert open_reviews(None, Runs(tmp_path)) is None
+        reviews.open_reviews(tmp_path / "policy.yaml", Runs(tmp_path))
+    assert reviews.open_reviews(None, Runs(tmp_path)) is None

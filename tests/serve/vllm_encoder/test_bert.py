@@ -14,14 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForTokenClassification,
-    PreTrainedConfig,
-    RobertaConfig,
-    XLMRobertaConfig,
-)
 
 from guard.conversation.example import Message
 from guard.errors import GuardError
@@ -30,12 +25,7 @@ from guard.recipe import Recipe, load_recipe
 from guard.rule import Reads
 from guard.weights.head import Head
 from serve.engine import GuardEngine, ScoreRequest
-from tests.serve.encoder_rules import (
-    reference_logit,
-    save_encoder_card,
-    save_encoder_rule,
-    words_of,
-)
+from tests.serve import encoder_rules
 from tests.serve.engine.shared import logits as logits_of
 
 pytestmark = pytest.mark.slow
@@ -57,9 +47,9 @@ class ToyEncoder:
     recipe: Recipe
 
     @classmethod
-    def of(cls, config: PreTrainedConfig, folder: Path) -> ToyEncoder:
+    def of(cls, config: transformers.PreTrainedConfig, folder: Path) -> ToyEncoder:
         torch.manual_seed(0)
-        AutoModelForTokenClassification.from_config(config).save_pretrained(folder)
+        transformers.AutoModelForTokenClassification.from_config(config).save_pretrained(folder)
         shutil.copy(Path(load_recipe("minilm").base_path) / "tokenizer.json", folder)
         fields: dict[str, Any] = {
             "name": "toy",
@@ -75,11 +65,13 @@ class ToyEncoder:
     def save_rule(self, folder: Path, seed: int, *targets: str) -> Path:
         """A random adapter with a random head and words; without targets on all."""
         on = targets or TARGETS
-        return save_encoder_rule(folder, seed=seed, targets=on, texts=TEXTS, of=self.recipe)
+        return encoder_rules.save_encoder_rule(
+            folder, seed=seed, targets=on, texts=TEXTS, of=self.recipe
+        )
 
     def save_low_rule(self, folder: Path, seed: int, reads: Reads) -> Path:
         """The same of a low rank, without words."""
-        return save_encoder_rule(
+        return encoder_rules.save_encoder_rule(
             folder, seed=seed, rank=2, targets=TARGETS, reads=reads, of=self.recipe
         )
 
@@ -87,9 +79,9 @@ class ToyEncoder:
         """A random head on the frozen encoder, with words."""
         folder.mkdir()
         weight = np.random.default_rng(0).standard_normal(HIDDEN).astype(np.float32)
-        head = Head(weight, 0.125, words_of(TEXTS, 0, self.recipe))
+        head = Head(weight, 0.125, encoder_rules.words_of(TEXTS, 0, self.recipe))
         save_arrays(head.tensors(), folder / METHODS["head"].weights)
-        save_encoder_card(folder, "head", self.recipe, reads=reads)
+        encoder_rules.save_encoder_card(folder, "head", self.recipe, reads=reads)
         return folder
 
     def save_rules(self, root: Path) -> dict[str, Path]:
@@ -115,7 +107,7 @@ def assert_peft(engine: GuardEngine, rules: dict[str, Path], recipe: Recipe) -> 
     for messages in TEXTS:
         for name, folder in rules.items():
             requests.append(ScoreRequest(messages, "", name))
-            expected.append(reference_logit(messages, folder, recipe))
+            expected.append(encoder_rules.reference_logit(messages, folder, recipe))
     assert logits_of(engine.score(requests)) == pytest.approx(expected, abs=PARITY)
     for request, logit in zip(requests, expected, strict=True):
         if request.messages is SHORT:
@@ -135,9 +127,9 @@ ROBERTA: dict[str, Any] = {
 }
 
 
-KINDS: dict[str, PreTrainedConfig] = {
-    "RoBERTa": RobertaConfig(**ROBERTA),
-    "XLM-RoBERTa": XLMRobertaConfig(**ROBERTA),
+KINDS: dict[str, transformers.PreTrainedConfig] = {
+    "RoBERTa": transformers.RobertaConfig(**ROBERTA),
+    "XLM-RoBERTa": transformers.XLMRobertaConfig(**ROBERTA),
 }
 
 
@@ -155,7 +147,7 @@ def test_a_mixed_batch_is_peft_s_by_rule_and_a_tensor_that_has_no_place_is_refus
         tensors = load_file(weights)
         renamed = {re.sub(r"\.self\.", ".self_attn.", key): tensors[key] for key in tensors}
         save_file(renamed, weights)
-        save_encoder_card(folder, "lora", toy.recipe)
+        encoder_rules.save_encoder_card(folder, "lora", toy.recipe)
         with pytest.raises(GuardError, match=r"layers that the engine cannot adapt.*self_attn"):
             engine.add("odd", folder)
 

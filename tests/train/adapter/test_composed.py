@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -40,51 +39,36 @@ def base_of(job: Job) -> Any:
     return AutoModelForCausalLM.from_pretrained(job.recipe.base_path, dtype=torch.float32)
 
 
-def random_adapters(job: Job, folder: Path) -> PeftModel:
+def random_adapters(job: Job, folder: Path) -> Any:
     """Two of other ranks, scalings and layers, saved by their names."""
     torch.manual_seed(0)
-    settings = {"first": (8, 24, ["q_proj", "up_proj"]), "second": (4, 4, ["q_proj", "o_proj"])}
-    model: Any = None
-    for name, (rank, alpha, layers) in settings.items():
-        shape = {"r": rank, "lora_alpha": alpha, "target_modules": layers}
-        config = lora_config(with_lora(job, init_lora_weights=False, **shape))
-        if model is None:
-            model = PeftModelForCausalLM(base_of(job), config, name)
-        else:
-            model.add_adapter(name, config)
+    first, second = (
+        lora_config(with_lora(job, r=rank, target_modules=layers, init_lora_weights=False))
+        for rank, layers in ((8, ["q_proj", "up_proj"]), (4, ["q_proj", "o_proj"]))
+    )
+    model = PeftModelForCausalLM(base_of(job), first, PARENTS[0])
+    model.add_adapter(PARENTS[1], second)
     model.save_pretrained(str(folder), save_embedding_layers=False)
-    return cast(PeftModel, model.eval())
+    return model.eval()
 
 
+@pytest.mark.parametrize("factors", [(1.0, 1.0), (0.8, 0.6), (1.0, -1.0)])
 @pytest.mark.parametrize("method", ["lora", "alora"])
-def test_a_sum_is_what_peft_concatenates(method: str, make_job: MakeJob, tmp_path: Path) -> None:
+def test_a_sum_is_what_peft_concatenates(
+    method: str, factors: tuple[float, float], make_job: MakeJob, tmp_path: Path
+) -> None:
     job = make_job(method)
-    model: Any = random_adapters(job, tmp_path)
-    model.add_weighted_adapter(list(PARENTS), [1.0, 1.0], "cat", combination_type="cat")
-    write_sum({tmp_path / name: 1 for name in PARENTS}, tmp_path / "sum")
+    model = random_adapters(job, tmp_path)
+    model.add_weighted_adapter(list(PARENTS), list(factors), "cat", combination_type="cat")
+    folders = [tmp_path / name for name in PARENTS]
+    write_sum(dict(zip(folders, factors, strict=True)), tmp_path / "sum")
     ours = PeftModel.from_pretrained(base_of(job), str(tmp_path / "sum")).eval()
     prompts = [row.prompt for row in data(job).test[:8]]
-    logits: dict[str, list[float]] = {}
-    for name in (*PARENTS, "cat"):
-        model.set_adapter(name)
-        logits[name] = verdict_logits(model, prompts, job.builder)
     answers = verdict_logits(ours, prompts, job.builder)
-    assert answers == pytest.approx(logits["cat"], abs=1e-5)
-    for name in PARENTS:
-        assert answers != pytest.approx(logits[name], abs=0.01)
-
-
-def test_an_adapter_minus_itself_is_the_base(make_job: MakeJob, tmp_path: Path) -> None:
-    job = make_job()
-    model: Any = random_adapters(job, tmp_path)
-    other = Path(shutil.copytree(tmp_path / "first", tmp_path / "other"))
-    write_sum({tmp_path / "first": 1, other: -1}, tmp_path / "nothing")
-    nothing = PeftModel.from_pretrained(base_of(job), str(tmp_path / "nothing")).eval()
-    prompts = [row.prompt for row in data(job).test[:8]]
-    with model.disable_adapter():
-        bare = verdict_logits(model, prompts, job.builder)
-    assert verdict_logits(nothing, prompts, job.builder) == pytest.approx(bare, abs=1e-4)
-    assert verdict_logits(model, prompts, job.builder) != pytest.approx(bare, abs=0.01)
+    for name, is_same in (("cat", True), (PARENTS[0], False), (PARENTS[1], False)):
+        model.set_adapter(name)
+        logits = verdict_logits(model, prompts, job.builder)
+        assert (answers == pytest.approx(logits, abs=1e-5)) is is_same
 
 
 def composed_job(job: Job, rules: Path, **rule: object) -> Job:

@@ -22,18 +22,7 @@ from guard.verdict import Calibration
 from guard.weights.card import file_digests, load_card
 from guard.weights.head import Head
 from guard.weights.predictions import read_predictions
-from tests.train.conftest import (
-    RULE,
-    MakeJob,
-    calls_of,
-    data,
-    largest_difference,
-    record_losses,
-    weights,
-    with_lora,
-    with_recipe,
-    with_settings,
-)
+from tests.train import conftest as toys
 from train.adapter.load import check_adapter
 from train.adapter.reader import day_zero_logits
 from train.adapter.settings import lora_config
@@ -70,7 +59,7 @@ def save_reader(job: Job, folder: Path, seed: int = 0) -> Path:
 def from_reader(job: Job, folder: Path) -> Job:
     folder = save_reader(job, folder)
     settings = job.settings.model_copy(update={"start": "reader", "head": {}})
-    return with_recipe(job, reader=str(folder), methods={"alora": settings})
+    return toys.with_recipe(job, reader=str(folder), methods={"alora": settings})
 
 
 def plain_logits(
@@ -96,20 +85,20 @@ def plain_logits(
 
 def trained(job: Job) -> TrainedAdapter:
     """Present until the next is asked for, which never is."""
-    adapter = next(shared_prefix.fit([(job, data(job))]))
+    adapter = next(shared_prefix.fit([(job, toys.data(job))]))
     assert isinstance(adapter, TrainedAdapter)
     return adapter
 
 
 def test_it_starts_as_plain_peft_with_the_reader_s_files(
-    make_job: MakeJob, tmp_path: Path, monkeypatch: MonkeyPatch
+    make_job: toys.MakeJob, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     job = from_reader(make_job("alora", max_steps=1), tmp_path / "reader")
-    rows = data(job)
-    assert job.rule_text == RULE.text("reader") != RULE.title
+    rows = toys.data(job)
+    assert job.rule_text == toys.RULE.text("reader") != toys.RULE.title
     expected = plain_logits(job.recipe, rows.validation)
     assert np.ptp(expected) > 1
-    records = calls_of(monkeypatch, Member, "record")
+    records = toys.calls_of(monkeypatch, Member, "record")
     trained(job)
     (_, start), (_, end) = records
     begun = torch.load(job.scratch / START, weights_only=True)
@@ -119,16 +108,16 @@ def test_it_starts_as_plain_peft_with_the_reader_s_files(
     labels = [row.label for row in rows.validation]
     assert roc_auc_score(labels, expected) < 0.8 < roc_auc_score(labels, start)
     # Another method's prompts say something else of the rule; the reader is told all of it.
-    other = data(with_settings(job, start=None)).validation
+    other = toys.data(toys.with_settings(job, start=None)).validation
     assert other[0].prompt != rows.validation[0].prompt
     assert day_zero_logits(job, other) == pytest.approx(expected, abs=NATS)
 
 
 def test_a_training_that_only_loses_leaves_what_it_began_with(
-    make_job: MakeJob, tmp_path: Path, monkeypatch: MonkeyPatch
+    make_job: toys.MakeJob, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     job = from_reader(make_job("alora", max_steps=3), tmp_path / "reader")
-    record_losses(monkeypatch, float)
+    toys.record_losses(monkeypatch, float)
     adapter = trained(job)
     begun = torch.load(job.scratch / START, weights_only=True)
     adapter.save(tmp_path / "trained")
@@ -139,10 +128,10 @@ def test_a_training_that_only_loses_leaves_what_it_began_with(
 
 
 def test_an_interrupted_run_ends_with_the_same_bytes(
-    make_job: MakeJob, tmp_path: Path, monkeypatch: MonkeyPatch
+    make_job: toys.MakeJob, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     job = from_reader(make_job("alora", max_steps=8, save_steps=3), tmp_path / "reader")
-    whole = weights(trained(job).model)
+    whole = toys.weights(trained(job).model)
     job.forget()
     update = Member.update
 
@@ -155,15 +144,15 @@ def test_an_interrupted_run_ends_with_the_same_bytes(
         patched.setattr(Member, "update", killed)
         trained(job)
     assert (job.scratch / CHECKPOINT).is_file()
-    assert largest_difference(weights(trained(job).model), whole) == 0
+    assert toys.largest_difference(toys.weights(trained(job).model), whole) == 0
 
 
-def test_the_card_says_what_training_brought(make_job: MakeJob, tmp_path: Path) -> None:
+def test_the_card_says_what_training_brought(make_job: toys.MakeJob, tmp_path: Path) -> None:
     job = from_reader(make_job("alora", max_steps=24), tmp_path / "reader")
-    rows = data(job)
+    rows = toys.data(job)
     finish(job, rows, trained(job))
     card = load_card(job.folder)
-    assert card.rule_hash == text_hash(RULE.text("reader"))
+    assert card.rule_hash == text_hash(toys.RULE.text("reader"))
     assert card.recipe["start"] == load_card(tmp_path / "reader").version
     brought = card.metrics["day_zero"]
     assert brought["test"]["reader"]["auroc"] < 0.8 < brought["test"]["trained"]["auroc"]
@@ -173,12 +162,13 @@ def test_the_card_says_what_training_brought(make_job: MakeJob, tmp_path: Path) 
     expected = dict(zip([row.id for row in rows.test], plain_logits(job.recipe, rows.test)))  # noqa: B905
     assert kept == pytest.approx(expected, abs=NATS)
     assert (
-        with_recipe(job, reader=str(save_reader(job, tmp_path / "b", seed=1))).inputs != job.inputs
+        toys.with_recipe(job, reader=str(save_reader(job, tmp_path / "b", seed=1))).inputs
+        != job.inputs
     )
 
 
 def test_a_reader_that_an_adapter_cannot_start_as_is_refused(
-    make_job: MakeJob, tmp_path: Path
+    make_job: toys.MakeJob, tmp_path: Path
 ) -> None:
     folder = tmp_path / "reader"
     job = from_reader(make_job("alora"), folder)
@@ -189,7 +179,7 @@ def test_a_reader_that_an_adapter_cannot_start_as_is_refused(
         ({"target_modules": ["q_proj"]}, r"another target_modules \(got {'q_proj'}, the reader"),
     ):
         with pytest.raises(GuardError, match=told):
-            check_adapter(with_lora(job, **lora))
+            check_adapter(toys.with_lora(job, **lora))
     card = load_card(folder)
     for field, told in (("base_revision", "another base"), ("prompt_hash", "another prompt")):
         card.model_copy(update={field: "other"}).save(folder)
@@ -201,10 +191,10 @@ def test_a_reader_that_an_adapter_cannot_start_as_is_refused(
         check_adapter(job)
 
 
-def test_rows_say_of_the_rule_what_the_method_reads(make_job: MakeJob, tmp_path: Path) -> None:
+def test_rows_say_of_the_rule_what_the_method_reads(make_job: toys.MakeJob, tmp_path: Path) -> None:
     job = from_reader(make_job("alora"), tmp_path / "reader")
     lora = job.settings.model_copy(update={"start": None, "head": None})
-    job = with_recipe(job, methods=job.recipe.methods | {"lora": lora})
+    job = toys.with_recipe(job, methods=job.recipe.methods | {"lora": lora})
     jobs = [replace(job, method=method) for method in ("lora", "alora")]
     (_, of_lora), (_, of_alora) = outdated_jobs(jobs, force=True)[0]
-    assert of_lora.test[0].prompt != of_alora.test[0].prompt == data(job).test[0].prompt
+    assert of_lora.test[0].prompt != of_alora.test[0].prompt == toys.data(job).test[0].prompt

@@ -11,15 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import (
-    BertConfig,
-    CamembertConfig,
-    DebertaV2Config,
-    DistilBertConfig,
-    PreTrainedConfig,
-    RobertaConfig,
-    XLMRobertaConfig,
-)
+import transformers
 
 from guard.errors import GuardError
 from guard.recipe import KINDS, load_recipe
@@ -56,12 +48,12 @@ def test_windows_beyond_positions_stop(
     """
     job = make_encoder_job(method)
     check_windows(job, Path(job.recipe.base), 64)
-    for kind in (RobertaConfig, XLMRobertaConfig):
+    for kind in (transformers.RobertaConfig, transformers.XLMRobertaConfig):
         kind(**SMALL, pad_token_id=1).save_pretrained(tmp_path / kind.model_type)
         check_windows(job, tmp_path / kind.model_type, 62)
     for length, usable in ((40, 40), (100, 64)):
         base = tmp_path / str(length)
-        BertConfig(**SMALL).save_pretrained(base)
+        transformers.BertConfig(**SMALL).save_pretrained(base)
         stated = {"max_seq_length": length, "do_lower_case": False}
         (base / "sentence_bert_config.json").write_text(json.dumps(stated))
         check_windows(job, base, usable)
@@ -75,9 +67,15 @@ def test_the_files_of_sentence_encoders_are_those_that_vllm_reads() -> None:
 
 
 @pytest.mark.parametrize("method", CHECKS)
-@pytest.mark.parametrize("kind", [CamembertConfig, DebertaV2Config, DistilBertConfig])
+@pytest.mark.parametrize(
+    "kind",
+    [transformers.CamembertConfig, transformers.DebertaV2Config, transformers.DistilBertConfig],
+)
 def test_an_encoder_of_a_type_that_is_not_served_is_not_trained(
-    make_encoder_job: MakeEncoderJob, tmp_path: Path, kind: type[PreTrainedConfig], method: str
+    make_encoder_job: MakeEncoderJob,
+    tmp_path: Path,
+    kind: type[transformers.PreTrainedConfig],
+    method: str,
 ) -> None:
     kind(max_position_embeddings=64).save_pretrained(tmp_path / "base")
     job = on(make_encoder_job(method), tmp_path / "base", 32)

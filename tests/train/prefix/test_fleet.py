@@ -9,18 +9,7 @@ import pytest
 import torch
 from pytest import MonkeyPatch
 
-from tests.train.conftest import (
-    ADAPTERS,
-    MakeJob,
-    calls_of,
-    data,
-    fitted,
-    largest_difference,
-    record_losses,
-    with_lora,
-    with_recipe,
-    with_settings,
-)
+from tests.train import conftest as toys
 from train.adapter import trl
 from train.adapter.steps import Progress
 from train.job import Job
@@ -35,38 +24,44 @@ from train.prefix.stacked import StackedModel
 pytestmark = pytest.mark.slow
 
 
-def test_prefixes_go_through_the_base_once(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
+def test_prefixes_go_through_the_base_once(
+    make_job: toys.MakeJob, monkeypatch: MonkeyPatch
+) -> None:
     """For all epochs, seeds and rules."""
-    computed = calls_of(monkeypatch, PrefixCache, "_computed")
+    computed = toys.calls_of(monkeypatch, PrefixCache, "_computed")
     jobs = [make_job("alora", seed=seed, num_train_epochs=2, runs=f"runs{seed}") for seed in (0, 1)]
     distinct = set()
     for job in jobs:
-        distinct.update(map(prefix_of, (*data(job).train, *data(job).validation)))
-    fitted(*jobs)
+        distinct.update(map(prefix_of, (*toys.data(job).train, *toys.data(job).validation)))
+    toys.fitted(*jobs)
     # One alone measures what a token takes.
     assert sum(len(prefixes) for _, prefixes in computed if len(prefixes) > 1) == len(distinct)
 
 
-def test_a_long_suffix_bounds_the_last_pass(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
+def test_a_long_suffix_bounds_the_last_pass(
+    make_job: toys.MakeJob, monkeypatch: MonkeyPatch
+) -> None:
     job = make_job("alora", max_steps=1, runs="runs")
-    longest = longest_suffix(data(job).validation)
+    longest = longest_suffix(toys.data(job).validation)
     monkeypatch.setattr(fleet, "SUFFIX_TOKENS", 2 * longest)
-    passes = calls_of(monkeypatch, Fleet, "_verdict_logits")
-    fitted(*(replace(job, seed=seed) for seed in range(5)))
+    passes = toys.calls_of(monkeypatch, Fleet, "_verdict_logits")
+    toys.fitted(*(replace(job, seed=seed) for seed in range(5)))
     held = [(len(adapters), len(rows)) for _, adapters, rows in passes]
     assert held == [(2, 32), (2, 32), (1, 32)]
 
 
 @pytest.mark.parametrize("limit", ["SUFFIX_TOKENS", "READ_BYTES"])
 @pytest.mark.parametrize("rows", [1, 8])
-def test_bounded_passes(make_job: MakeJob, monkeypatch: MonkeyPatch, rows: int, limit: str) -> None:
+def test_bounded_passes(
+    make_job: toys.MakeJob, monkeypatch: MonkeyPatch, rows: int, limit: str
+) -> None:
     """What reads the same shares them."""
 
     def job(seed: int, runs: str) -> Job:
         steps = {"max_steps": 2, "per_device_train_batch_size": rows}
         return make_job("alora", seed=seed, runs=runs, **steps)
 
-    (expected,) = fitted(job(1, "alone"))
+    (expected,) = toys.fitted(job(1, "alone"))
     passes: list[tuple[int, int, int]] = []
     original = StackedModel.logits
 
@@ -81,12 +76,12 @@ def test_bounded_passes(make_job: MakeJob, monkeypatch: MonkeyPatch, rows: int, 
     monkeypatch.setattr(
         PrefixCache, "bytes_to_fetch", lambda cache, prefix: cache.bytes_per_token * len(prefix)
     )
-    longest = longest_suffix(data(job(0, "alone")).train)
+    longest = longest_suffix(toys.data(job(0, "alone")).train)
     monkeypatch.setattr(fleet, limit, 3 * longest if limit == "SUFFIX_TOKENS" else 40_000)
     # Of a seed: the same conversations in the same order.
-    found = fitted(*(job(seed, runs) for seed in (0, 1) for runs in "ab"))
+    found = toys.fitted(*(job(seed, runs) for seed in (0, 1) for runs in "ab"))
     for each in found[2:]:
-        assert largest_difference(each, expected) < 1e-3
+        assert toys.largest_difference(each, expected) < 1e-3
     if limit == "SUFFIX_TOKENS":
         assert max(suffixes for _, suffixes, _ in passes) <= 3
     else:
@@ -94,11 +89,11 @@ def test_bounded_passes(make_job: MakeJob, monkeypatch: MonkeyPatch, rows: int, 
         assert min(adapters for adapters, _, _ in passes) == 2
 
 
-def test_validation_logits_are_float32(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
+def test_validation_logits_are_float32(make_job: toys.MakeJob, monkeypatch: MonkeyPatch) -> None:
     """As the engine's and plain PEFT's are: thresholds are made of them."""
     job = make_job("alora", max_steps=1)
-    made = calls_of(monkeypatch, readout, "yes_minus_no")
-    fitted(with_recipe(job, dtype="bfloat16"))
+    made = toys.calls_of(monkeypatch, readout, "yes_minus_no")
+    toys.fitted(toys.with_recipe(job, dtype="bfloat16"))
     assert {logits.dtype for logits, _ in made} == {torch.float32}
 
 
@@ -122,15 +117,15 @@ class Company:
     ],
 )
 def test_killed_adapters_go_on_in_whatever_company_to_what_they_would_have_been(
-    make_job: MakeJob, monkeypatch: MonkeyPatch, company: Company
+    make_job: toys.MakeJob, monkeypatch: MonkeyPatch, company: Company
 ) -> None:
     def jobs(runs: str) -> list[Job]:
         made: list[Job] = []
         for seed, rank in enumerate(company.ranks):
             steps = {"max_steps": 20 - 4 * seed, "save_steps": 5 - 2 * seed}
             job = make_job("alora", runs=f"{runs}{seed}", seed=seed, learning_rate=3e-3, **steps)
-            job = with_lora(job, r=rank, lora_dropout=company.dropout)
-            made.append(with_settings(job, head=company.head))
+            job = toys.with_lora(job, r=rank, lora_dropout=company.dropout)
+            made.append(toys.with_settings(job, head=company.head))
         return made
 
     update, done = Member.update, []
@@ -145,45 +140,47 @@ def test_killed_adapters_go_on_in_whatever_company_to_what_they_would_have_been(
         update(member, loss)
 
     # A head is averaged: its last evaluation tells of all steps.
-    record_losses(monkeypatch, lambda step: 0.3 if step == 20 else 0.4)
-    expected = fitted(*jobs("whole"))
+    toys.record_losses(monkeypatch, lambda step: 0.3 if step == 20 else 0.4)
+    expected = toys.fitted(*jobs("whole"))
     monkeypatch.setattr(Member, "update", killed)
     with pytest.raises(KeyboardInterrupt):
-        fitted(*jobs("killed"))
+        toys.fitted(*jobs("killed"))
     monkeypatch.setattr(Member, "update", counted)
     left = jobs("killed")
     steps = [torch.load(job.scratch / CHECKPOINT)["step"] for job in left]
     assert steps == [10, 12][: len(left)]
-    found = [fitted(job)[0] for job in left] if company.is_alone_later else fitted(*left)
+    found = [toys.fitted(job)[0] for job in left] if company.is_alone_later else toys.fitted(*left)
     assert 0 not in done and max(done) == 19
     for one, other in zip(found, expected, strict=True):
         largest = max(float(weight.abs().max()) for weight in other.values())
-        assert largest_difference(one, other) < 2e-3 * largest
+        assert toys.largest_difference(one, other) < 2e-3 * largest
 
 
-def test_no_bound_on_the_gradients_means_none(make_job: MakeJob) -> None:
+def test_no_bound_on_the_gradients_means_none(make_job: toys.MakeJob) -> None:
     found, expected = (
-        fitted(make_job("alora", max_steps=4, max_grad_norm=norm, runs=str(norm)))[0]
+        toys.fitted(make_job("alora", max_steps=4, max_grad_norm=norm, runs=str(norm)))[0]
         for norm in (0, 1e9)
     )
-    assert largest_difference(found, expected) == 0
+    assert toys.largest_difference(found, expected) == 0
 
 
-def test_a_checkpoint_each_share_of_the_steps(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
+def test_a_checkpoint_each_share_of_the_steps(
+    make_job: toys.MakeJob, monkeypatch: MonkeyPatch
+) -> None:
     saved: list[int] = []
     monkeypatch.setattr(
         torch, "save", lambda state, path: (saved.append(state["step"]), path.touch())
     )
-    fitted(make_job("alora", max_steps=7, save_steps=0.4))
-    fitted(make_job("alora", max_steps=7, save_steps=0, runs="never"))
+    toys.fitted(make_job("alora", max_steps=7, save_steps=0.4))
+    toys.fitted(make_job("alora", max_steps=7, save_steps=0, runs="never"))
     assert saved == [3, 6]
 
 
-@pytest.mark.parametrize("method", ADAPTERS)
+@pytest.mark.parametrize("method", toys.ADAPTERS)
 def test_training_takes_the_least_steps(
-    make_job: MakeJob, monkeypatch: MonkeyPatch, method: str
+    make_job: toys.MakeJob, monkeypatch: MonkeyPatch, method: str
 ) -> None:
-    losses = calls_of(monkeypatch, Progress, "loss")
-    job = with_settings(make_job(method, n_train=16, num_train_epochs=1), min_steps=7)
-    fitted(job) if method == "alora" else trl.fit(job, data(job))
+    losses = toys.calls_of(monkeypatch, Progress, "loss")
+    job = toys.with_settings(make_job(method, n_train=16, num_train_epochs=1), min_steps=7)
+    toys.fitted(job) if method == "alora" else trl.fit(job, toys.data(job))
     assert len(losses) == 7

@@ -20,19 +20,7 @@ from guard.method import HEAD
 from guard.prompt.ngrams import ngram_rows
 from guard.recipe import MethodSettings
 from guard.weights.head import Head
-from tests.train.conftest import (
-    RULE,
-    MakeJob,
-    calls_of,
-    data,
-    mostly_generated,
-    record_losses,
-    weights,
-    with_lora,
-    with_recipe,
-    with_settings,
-    write_toy_data,
-)
+from tests.train import conftest as toys
 from train.adapter.settings import lora_config
 from train.adapter.trained import TrainedAdapter
 from train.base import load_served_base
@@ -49,12 +37,12 @@ NATS = 1e-3
 
 
 def by_head(job: Job) -> Job:
-    return with_settings(job, head={})
+    return toys.with_settings(job, head={})
 
 
 def trained(job: Job, rows: Rows | None = None) -> TrainedAdapter:
     """Present until the next is asked for, which never is."""
-    fitted = next(shared_prefix.fit([(job, rows or data(job))]))
+    fitted = next(shared_prefix.fit([(job, rows or toys.data(job))]))
     assert isinstance(fitted, TrainedAdapter)
     return fitted
 
@@ -62,8 +50,8 @@ def trained(job: Job, rows: Rows | None = None) -> TrainedAdapter:
 def head_of(job: Job, rows: Rows | None = None) -> head_fit.TrainedHead:
     """The head that is fitted without any adapter."""
     methods = job.recipe.methods | {"head": MethodSettings()}
-    alone = replace(with_recipe(job, methods=methods), method="head")
-    fitted = next(head_fit.fit([(alone, rows or data(job))]))
+    alone = replace(toys.with_recipe(job, methods=methods), method="head")
+    fitted = next(head_fit.fit([(alone, rows or toys.data(job))]))
     assert isinstance(fitted, head_fit.TrainedHead)
     return fitted
 
@@ -73,21 +61,21 @@ def prompts_of(rows: tuple[Row, ...]) -> list[Any]:
 
 
 @pytest.mark.parametrize("base", ["qwen3", "llama, one KV head"])
-def test_it_begins_as_the_head(make_job: MakeJob, base: str) -> None:
+def test_it_begins_as_the_head(make_job: toys.MakeJob, base: str) -> None:
     job = by_head(make_job("alora", base=base, learning_rate=1e-9, max_steps=2))
-    tests = prompts_of(data(job).test)
+    tests = prompts_of(toys.data(job).test)
     assert trained(job).logits(tests) == pytest.approx(head_of(job).logits(tests), abs=NATS)
 
 
 @pytest.mark.parametrize("turns", ["any", "last"])
 def test_what_is_written_answers_as_what_was_trained(
-    make_job: MakeJob, tmp_path: Path, turns: str
+    make_job: toys.MakeJob, tmp_path: Path, turns: str
 ) -> None:
     """And a study's rows, on cached prefixes, as plain PEFT on whole prompts."""
     job = replace(by_head(make_job("alora", max_steps=24)), of_study=True)
-    job = replace(job, rule=RULE.model_copy(update={"turns": turns}))
+    job = replace(job, rule=toys.RULE.model_copy(update={"turns": turns}))
     adapter = trained(job)
-    rows = data(job)
+    rows = toys.data(job)
     answered = prompts_of((*rows.validation, *rows.test))
     assert adapter.validation_logits == pytest.approx(adapter.logits(answered), abs=NATS)
     assert adapter.logits([]) == []  # as for a rule without long rows
@@ -115,7 +103,7 @@ def last_states(model: PeftModel, rows: list[Row]) -> torch.Tensor:
     return torch.stack(states)
 
 
-def test_its_gradients_are_plain_peft_s(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
+def test_its_gradients_are_plain_peft_s(make_job: toys.MakeJob, monkeypatch: MonkeyPatch) -> None:
     """Of two rules in one pass, from a random second factor: from zero the first has none."""
     sgd = {"optim": "sgd", "learning_rate": 1.0, "max_grad_norm": 0, "max_steps": 1}
     jobs: list[Job] = []
@@ -123,11 +111,11 @@ def test_its_gradients_are_plain_peft_s(make_job: MakeJob, monkeypatch: MonkeyPa
         job = by_head(
             make_job("alora", seed=number, runs="runs", lr_scheduler_type="constant", **sgd)
         )
-        job = replace(job, rule=RULE.model_copy(update={"id": f"toy{number}"}))
-        write_toy_data(job.data, n_train=(64, 60)[number], rule=job.rule.id)
-        jobs.append(with_lora(job, init_lora_weights=False))
-    record_losses(monkeypatch, lambda step: -float(step))  # the last step is the best
-    batches = calls_of(monkeypatch, readout.HeadReadout, "losses")
+        job = replace(job, rule=toys.RULE.model_copy(update={"id": f"toy{number}"}))
+        toys.write_toy_data(job.data, n_train=(64, 60)[number], rule=job.rule.id)
+        jobs.append(toys.with_lora(job, init_lora_weights=False))
+    toys.record_losses(monkeypatch, lambda step: -float(step))  # the last step is the best
+    batches = toys.calls_of(monkeypatch, readout.HeadReadout, "losses")
     starts: list[readout.HeadInTraining] = []
 
     def kept(file: Path, device: torch.device) -> readout.HeadInTraining:
@@ -135,12 +123,12 @@ def test_its_gradients_are_plain_peft_s(make_job: MakeJob, monkeypatch: MonkeyPa
         return readout.head_in(file, device)
 
     monkeypatch.setattr(fleet, "head_in", kept)
-    fits = shared_prefix.fit([(job, data(job)) for job in jobs])
+    fits = shared_prefix.fit([(job, toys.data(job)) for job in jobs])
     for number, (job, fitted) in enumerate(zip(jobs, fits, strict=True)):
         assert isinstance(fitted, TrainedAdapter)
         (_, _, both, _), *_ = batches
         rows = both[len(both) // 2 * number :][: len(both) // 2]
-        found = weights(fitted.model)
+        found = toys.weights(fitted.model)
         expected, weight = plain_step(job, starts[number], rows)
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-5)
@@ -166,35 +154,35 @@ def plain_step(
                 parameter -= parameter.grad
         assert weight.grad is not None
         stepped = weight - weight.grad
-    return weights(model), stepped
+    return toys.weights(model), stepped
 
 
-def test_a_rule_that_reads_other_turns_has_a_head_of_its_own(make_job: MakeJob) -> None:
+def test_a_rule_that_reads_other_turns_has_a_head_of_its_own(make_job: toys.MakeJob) -> None:
     """Beside one of the same rows and text."""
     jobs = [by_head(make_job("alora", max_steps=1, runs=turns)) for turns in ("any", "last")]
-    jobs[1] = replace(jobs[1], rule=RULE.model_copy(update={"turns": "last"}))
+    jobs[1] = replace(jobs[1], rule=toys.RULE.model_copy(update={"turns": "last"}))
     known: list[int] = []
-    for fitted in shared_prefix.fit([(job, data(job)) for job in jobs]):
+    for fitted in shared_prefix.fit([(job, toys.data(job)) for job in jobs]):
         assert isinstance(fitted, TrainedAdapter) and fitted.head is not None
         known.append(len(fitted.head.words.weights))
     assert known == [len(head_of(job).head.words.weights) for job in jobs]
     assert known[0] != known[1]
 
 
-def test_a_training_that_only_loses_is_undone(make_job: MakeJob) -> None:
+def test_a_training_that_only_loses_is_undone(make_job: toys.MakeJob) -> None:
     job = by_head(make_job("alora", learning_rate=30.0, max_steps=16))
-    tests = prompts_of(data(job).test)
+    tests = prompts_of(toys.data(job).test)
     assert trained(job).logits(tests) == pytest.approx(head_of(job).logits(tests), abs=NATS)
 
 
 def test_training_rows_have_the_words_of_other_rows(
-    make_job: MakeJob, monkeypatch: MonkeyPatch
+    make_job: toys.MakeJob, monkeypatch: MonkeyPatch
 ) -> None:
     job = by_head(make_job("alora", max_steps=1))
-    starts = calls_of(monkeypatch, fleet, "HeadReadout")
+    starts = toys.calls_of(monkeypatch, fleet, "HeadReadout")
     trained(job)
     ((_, (start,)),) = starts
-    rows = data(job)
+    rows = toys.data(job)
     plain = {
         row.id: float(start.words.logits(judged_words(job, row.prompt))[0]) for row in rows.train
     }
@@ -205,11 +193,11 @@ def test_training_rows_have_the_words_of_other_rows(
     assert own.mean() > others.mean() + 0.05
 
 
-def test_the_head_is_fitted_again_to_enough_own_rows(make_job: MakeJob) -> None:
+def test_the_head_is_fitted_again_to_enough_own_rows(make_job: toys.MakeJob) -> None:
     """Beside generated ones, as an encoder's; the threshold is of the fit before."""
     job = by_head(make_job("alora", max_steps=8, n_train=96))
-    rows = data(job)
-    few, many = mostly_generated(rows, 2, 2), mostly_generated(rows, 40, 24)
+    rows = toys.data(job)
+    few, many = toys.mostly_generated(rows, 2, 2), toys.mostly_generated(rows, 40, 24)
     alone = trained(replace(job, seed=1), few)
     assert alone.head is not None
     refitted = trained(job, many)
@@ -219,16 +207,16 @@ def test_the_head_is_fitted_again_to_enough_own_rows(make_job: MakeJob) -> None:
     assert refitted.validation_logits != pytest.approx(of_head, abs=NATS)
 
 
-def two_seeds(make_job: MakeJob) -> list[tuple[Job, Rows]]:
+def two_seeds(make_job: toys.MakeJob) -> list[tuple[Job, Rows]]:
     work: list[tuple[Job, Rows]] = []
     for seed in (0, 1):
         job = by_head(make_job("alora", seed=seed, max_steps=2, runs="runs"))
-        work.append((job, data(job)))
+        work.append((job, toys.data(job)))
     return work
 
 
 def test_a_rule_whose_states_are_not_finite_fails_alone(
-    make_job: MakeJob, monkeypatch: MonkeyPatch
+    make_job: toys.MakeJob, monkeypatch: MonkeyPatch
 ) -> None:
     begin = fleet.begin_head
 
@@ -242,8 +230,8 @@ def test_a_rule_whose_states_are_not_finite_fails_alone(
     assert isinstance(lost, GuardError) and isinstance(kept, TrainedAdapter)
 
 
-def test_seeds_begin_as_one_fit(make_job: MakeJob, monkeypatch: MonkeyPatch) -> None:
-    fits = calls_of(monkeypatch, readout, "fitted_with_held_out_words")
+def test_seeds_begin_as_one_fit(make_job: toys.MakeJob, monkeypatch: MonkeyPatch) -> None:
+    fits = toys.calls_of(monkeypatch, readout, "fitted_with_held_out_words")
     first, second = shared_prefix.fit(two_seeds(make_job))
     assert isinstance(first, TrainedAdapter) and isinstance(second, TrainedAdapter)
     assert first.head is not None and second.head is not None and len(fits) == 1

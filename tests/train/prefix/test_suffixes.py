@@ -12,16 +12,10 @@ from typing import Any, cast
 
 import pytest
 import torch
+import transformers
 from peft import LoraConfig
 from pytest import MonkeyPatch
 from torch import nn
-from transformers import (
-    DiffLlamaConfig,
-    DiffLlamaForCausalLM,
-    GptOssConfig,
-    GptOssForCausalLM,
-    PreTrainedModel,
-)
 
 from guard.errors import GuardError
 from tests.train.conftest import BASES, SHAPE
@@ -40,11 +34,11 @@ def tokens(length: int, seed: int, of: range) -> tuple[int, ...]:
     return tuple(random.Random(seed).choices(of, k=length))
 
 
-def attend(model: PreTrainedModel) -> None:
+def attend(model: transformers.PreTrainedModel) -> None:
     attend_to_prefixes(model, lambda prefix: PrefixCache(model, Budget()).read([tuple(prefix)])[0])
 
 
-def of_suffixes(model: PreTrainedModel, found: torch.Tensor) -> torch.Tensor:
+def of_suffixes(model: transformers.PreTrainedModel, found: torch.Tensor) -> torch.Tensor:
     """The gradient of the suffixes' own embeddings.
 
     It goes through every layer's attention to the prefix and to the suffix.
@@ -116,19 +110,21 @@ def test_a_base_of_other_attention_is_refused() -> None:
     """Transformers gives the one no such attention, and the other does more with what it keeps."""
     small = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
     small |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
-    config = GptOssConfig(**small, num_local_experts=2, layer_types=["full_attention"] * 2)
+    config = transformers.GptOssConfig(
+        **small, num_local_experts=2, layer_types=["full_attention"] * 2
+    )
     with pytest.raises(ValueError, match="attention"):
-        attend(GptOssForCausalLM(config))
+        attend(transformers.GptOssForCausalLM(config))
     torch.manual_seed(0)
     with pytest.raises(GuardError, match=rf"{REFUSED} \(got logits off by"):
-        attend(DiffLlamaForCausalLM(DiffLlamaConfig(**SHAPE)).eval())
+        attend(transformers.DiffLlamaForCausalLM(transformers.DiffLlamaConfig(**SHAPE)).eval())
 
 
 @pytest.mark.parametrize("ignored", ["prefixes", "position_ids", "nothing"])
 def test_a_base_that_adds_or_ignores_is_refused(monkeypatch: MonkeyPatch, ignored: str) -> None:
     torch.manual_seed(0)
     base = {"nothing": "qwen3"}.get(ignored, "llama, one KV head")
-    model: PreTrainedModel = BASES[base]().eval()
+    model: transformers.PreTrainedModel = BASES[base]().eval()
     forward, told = model.forward, REFUSED
     if ignored == "nothing":
         monkeypatch.setattr(model.model.layers[0].self_attn, "sliding_window", 8)

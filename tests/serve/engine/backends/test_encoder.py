@@ -19,14 +19,7 @@ from guard.rule import Judged
 from guard.weights.card import load_card
 from serve.engine import GuardEngine, ScoreRequest
 from serve.engine.head import CLASSIFIER, load_classifier
-from tests.serve.encoder_rules import (
-    ENGINE,
-    recipe,
-    reference_logit,
-    save_encoder_card,
-    save_encoder_head,
-    save_encoder_rule,
-)
+from tests.serve import encoder_rules
 from tests.serve.engine.shared import logits
 
 pytestmark = pytest.mark.slow
@@ -66,17 +59,17 @@ def folders() -> Iterator[dict[str, Path]]:
         made = {}
         for seed, (name, (rank, targets, reads)) in enumerate(ADAPTERS.items(), start=1):
             texts = CONVERSATIONS if name in WITH_WORDS else ()
-            made[name] = save_encoder_rule(
+            made[name] = encoder_rules.save_encoder_rule(
                 Path(root, name), seed=seed, rank=rank, targets=targets, reads=reads, texts=texts
             )
         for seed, (name, reads) in enumerate(HEADS.items(), start=1):
-            made[name] = save_encoder_head(Path(root, name), seed=seed, reads=reads)
+            made[name] = encoder_rules.save_encoder_head(Path(root, name), seed=seed, reads=reads)
         yield made
 
 
 @pytest.fixture(scope="module")
 def engine(folders: dict[str, Path]) -> Iterator[GuardEngine]:
-    with GuardEngine(recipe(), folders, **ENGINE) as engine:
+    with GuardEngine(encoder_rules.recipe(), folders, **encoder_rules.ENGINE) as engine:
         yield engine
 
 
@@ -87,7 +80,7 @@ def test_a_mixed_batch_is_peft_s_by_rule(engine: GuardEngine, folders: dict[str,
         requests += [ScoreRequest(messages, "", name) for name in folders]
     for request, logit in zip(requests, logits(engine.score(requests)), strict=True):
         assert request.adapter is not None
-        expected = reference_logit(request.messages, folders[request.adapter])
+        expected = encoder_rules.reference_logit(request.messages, folders[request.adapter])
         assert logit == pytest.approx(expected, abs=PARITY), request.adapter
 
 
@@ -120,11 +113,11 @@ def test_the_bare_encoder_and_too_long_a_conversation_are_refused(engine: GuardE
 
 def test_a_classifier_in_bfloat16_is_read_as_float32(tmp_path: Path) -> None:
     """As PEFT saves it where training is in bfloat16."""
-    folder = save_encoder_rule(tmp_path / "narrow", seed=1)
+    folder = encoder_rules.save_encoder_rule(tmp_path / "narrow", seed=1)
     weights = folder / "adapter_model.safetensors"
     tensors = {name: tensor.bfloat16() for name, tensor in load_tensors(weights).items()}
     save_tensors(tensors, weights)
-    save_encoder_card(folder, "lora")
+    encoder_rules.save_encoder_card(folder, "lora")
     head = load_classifier("narrow", folder, load_card(folder)).head
     classifier = tensors[f"{CLASSIFIER}.weight"].float()
     assert head.weight.dtype == np.float32
@@ -162,9 +155,9 @@ def test_an_adapter_with_other_tensors_or_without_its_words_is_refused(
     change: Callable[[Tensors], Tensors],
     problem: str,
 ) -> None:
-    folder = save_encoder_rule(tmp_path / "odd", seed=1, texts=CONVERSATIONS)
+    folder = encoder_rules.save_encoder_rule(tmp_path / "odd", seed=1, texts=CONVERSATIONS)
     save_file(change(load_file(folder / file)), folder / file)
-    save_encoder_card(folder, "lora")
+    encoder_rules.save_encoder_card(folder, "lora")
     with pytest.raises(GuardError, match=problem):
         engine.add("odd", folder)
     (folder / WORDS).unlink()
@@ -179,7 +172,7 @@ def test_a_forward_takes_as_many_as_slots(
     names = {f"rule{index}": folders["low"] for index in range(16)}
     conversations = [(Message("user", f"number {index}"),) for index in range(4)]
     requests = [ScoreRequest(messages, "", name) for messages in conversations for name in names]
-    with GuardEngine(recipe(), names, enforce_eager=True, max_loras=slots) as engine:
+    with GuardEngine(encoder_rules.recipe(), names, enforce_eager=True, max_loras=slots) as engine:
         call = engine.submit(requests)
         while not call.done:
             engine.step()
