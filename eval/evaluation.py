@@ -28,6 +28,7 @@ from guard.conversation.example import Example
 from guard.errors import GuardError
 from guard.files.atomic import atomic_write
 from guard.files.yaml_file import Strict, validate
+from guard.layout import fingerprint
 from guard.machine.provenance import Provenance
 from guard.weights.card import COMPOSITION
 
@@ -50,7 +51,7 @@ class Evaluation(Strict):
     judges: dict[str, JudgeRecord]  # by contender; empty where nobody judged
     agreement: dict[str, Agreement]
     right: dict[str, RightBySeed]  # by method
-    test_sha256: str
+    test_rows: str  # a fingerprint of the conversations and their labels
     composition: dict[str, dict[str, Any]]  # a composed rule's by method, of seed 0, from its cards
     groups: tuple[int, ...]  # per example
     commit: str
@@ -138,7 +139,7 @@ def evaluate(
         agreement=agreement,
         right={name: _right(examples, by_seed) for name, by_seed in methods.items()},
         groups=tuple(group_numbers(examples).tolist()),
-        test_sha256=trial.contestants[0].card.test_sha256,
+        test_rows=fingerprint([[example.messages, example.label] for example in examples]),
         composition={
             weights.method: weights.card.metrics[COMPOSITION]
             for weights in trial.contestants

@@ -132,7 +132,7 @@ def composition_table(report: Report) -> str:
                 rows[-1] += last
                 named, last = ["", ""], ["", ""]
             for other in report.evaluations:
-                same_rows = other.test_sha256 == evaluation.test_sha256
+                same_rows = other.test_rows == evaluation.test_rows
                 if same_rows and method not in other.composition:
                     own = other.methods[method]
                     accuracy = accuracy_cell(own.accuracy, own.accuracy_ci95)
