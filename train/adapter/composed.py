@@ -25,7 +25,7 @@ from train.head.fit import fitted
 from train.job import Job
 
 # Of each parent's update; all of several is often too much (docs/rules.md).
-SHARES = (1.0, 0.8, 0.6)
+SHARES = (1.0, 0.8, 0.5, 0.3)
 
 
 @dataclass(frozen=True)

@@ -59,11 +59,4 @@ def test_the_engine_answers_as_peft(tmp_path: Path, layers: int, share: float) -
         answers = [logits_of(engine.check(messages)) for messages in CONVERSATIONS]
     for answered, folder in zip(np.transpose(answers), folders.values(), strict=True):
         rounded, whole = (plain_logits(served, it, folder) for it in ("int8", None))
-        print(
-            "DIFF",
-            layers,
-            folder.name,
-            np.abs(answered - rounded).mean(),
-            np.abs(whole - rounded).mean(),
-        )
         assert np.abs(answered - rounded).mean() < share * np.abs(whole - rounded).mean()
