@@ -263,7 +263,7 @@ class RegisteredRollouts(RolloutSource):
                 return found or Rollout(folder=folders[rule])
         why = "; ".join(problems) or "no rule has this name"
         if self._selection.is_merged:
-            why = "a merged base answers its rule alone"
+            why = "a merged base answers what it was started with"
         log.warning("no weights of the rule %r: %s", rule, why)
         return None
 

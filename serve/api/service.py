@@ -470,14 +470,14 @@ class CheckService(ABC):
 
 def not_trained(rule: str, cards: Mapping[str, Card]) -> HTTPException:
     """Status 404 for a rule without weights that can be served beside those of `cards`, with the
-    commands that would train some. A merged base answers its own rule alone.
+    commands that would train some. A merged base answers what it was started with.
     """
     commands: dict[str, None] = {}
     for card in cards.values():
         if card.merged_revision is None:
             commands[f"`make train RULE={rule} MODEL={card.model} METHOD={card.method}`"] = None
     if not commands:
-        alone = "the merged base here answers its own rule alone"
+        alone = "the merged base here answers what it was started with"
         return HTTPException(404, f"the rule {rule!r} is not served: {alone}")
     command = ", ".join(commands)
     if len(commands) > 1:

@@ -240,7 +240,7 @@ def test_a_rule_without_weights_is_not_found_and_the_command_that_trains_it_is_n
     engine.rules = {"fine": merged_card}
     merged = serve(engine).post("/admin/rules/new")
     assert merged.status_code == 404 and "make train" not in merged.text
-    assert "the merged base here answers its own rule alone" in merged.json()["error"]
+    assert "the merged base here answers what it was started with" in merged.json()["error"]
 
 
 def test_observers_are_told_of_every_check_and_closed_with_the_server() -> None:
