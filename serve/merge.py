@@ -148,12 +148,12 @@ def _mergeable_card(recipe: Recipe, adapter: Path) -> Card:
     card = load_card(adapter)
     method = METHODS[card.method]
     if method.acts_from in UNMERGEABLE:
-        raise GuardError(
-            f"weights of method {method.label} cannot be merged, nor served beside merged ones: "
-            f"{UNMERGEABLE[method.acts_from]}",
-            where=adapter,
-            remedy=f"Take the rule's {mergeable_method(recipe)}, or serve this one as it is",
+        problem = (
+            f"weights of method {method.label} cannot be merged, nor served beside merged ones"
         )
+        problem += f": {UNMERGEABLE[method.acts_from]}"
+        remedy = f"Take the rule's {mergeable_method(recipe)}, or serve this one as it is"
+        raise GuardError(problem, where=adapter, remedy=remedy)
     Requirements.of(recipe).admit(card.rule, adapter)
     return card
 

@@ -149,6 +149,9 @@ def _part(recipe: Recipe, selection: Selection, rules: str | None) -> ServedPart
     if selection.is_merged and rules is None and len(folders) > 1:
         problem, remedy = "one rule is merged", "Name it: RULE=, and behind it those beside it"
         raise GuardError(problem, got=", ".join(folders), remedy=remedy)
+    if selection.is_merged:
+        champions = _trained_champions(Registry(selection.runs), recipe.name, method)
+        folders |= {rule: champions.get(rule, folders[rule]) for rule in list(folders)[1:]}
     return ServedPart(recipe, method, folders)
 
 
@@ -210,7 +213,7 @@ def _checked(selection: Selection, part: ServedPart) -> ServedPart:
             served = champions.get(parent, selection.runs.adapter(model, parent, method))
             current = read_card(served).version if (served / CARD).is_file() else version
             if current != version:
-                problem = f"composed of {parent} as it was before it was trained again"
+                problem = f"composed of another version of {parent} than is served"
                 got = f"{version[:12]}, served is {current[:12]}"
                 raise GuardError(problem, where=folder, got=got, remedy=f"`{card.retrain}`")
     return part

@@ -24,8 +24,7 @@ from train.examples import Rows
 from train.head.fit import fitted
 from train.job import Job
 
-# Of each parent's update; all of several is often too much (docs/rules.md).
-SHARES = (1.0, 0.8, 0.5, 0.3)
+SHARES = (1.0, 0.8, 0.5, 0.3)  # of each parent's update; all of several is often too much
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,10 @@ def check(job: Job) -> None:
                 problem, got = f"{card.rule} has another {name}", f"{parents}, {job.rule.id}: {own}"
                 raise GuardError(problem, where=where, got=got, remedy=card.remedy)
         rank += config["r"]
-    if rank > job.recipe.max_rank:
+    if rank > (limit := job.recipe.max_rank):
         problem = "the ranks of the parents are together above the engine's max_lora_rank"
         remedy = f"Raise it in the recipe's engine section to {rank}, or compose smaller ones"
-        got = f"{rank} > {job.recipe.max_rank}"
-        raise GuardError(problem, where=where, got=got, remedy=remedy)
+        raise GuardError(problem, where=where, got=f"{rank} > {limit}", remedy=remedy)
 
 
 def fit(work: Sequence[tuple[Job, Rows]]) -> Iterator[ComposedAdapter]:
