@@ -13,8 +13,8 @@ from safetensors.numpy import load_file, save_file
 from guard.errors import GuardError
 from guard.method import PEFT_CONFIG, PEFT_WEIGHTS
 
-# Of a configuration: with any of them an adapter's scaling is not alpha / r in every layer.
-OTHER_SCALINGS = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern")
+# Of a configuration: with any of them an update is not alpha / r of A and B in every layer.
+NOT_SUMMED = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "bias")
 
 
 def peft_config(folder: Path) -> dict[str, Any]:
@@ -25,12 +25,12 @@ def peft_config(folder: Path) -> dict[str, Any]:
 def write_sum(adapters: Mapping[Path, float], folder: Path) -> None:
     """Write the sum of adapters, each times a factor, to `folder`: A of each, scaled, on top of one
     another, B side by side, in float32. The rank is that of all together, the rest of the
-    configuration the first one's. Raises GuardError for an adapter that scales otherwise.
+    configuration the first one's. Raises GuardError for an update of another kind.
     """
     configs = {adapter: peft_config(adapter) for adapter in adapters}
     for adapter, config in configs.items():
-        for key in OTHER_SCALINGS:
-            if config.get(key):
+        for key in NOT_SUMMED:
+            if config.get(key) not in (None, False, {}, "none"):
                 problem, remedy = f"an adapter with {key} is in no sum", f"Train it without {key}"
                 raise GuardError(problem, where=adapter, got=config[key], remedy=remedy)
     factors = {adapter: load_file(adapter / PEFT_WEIGHTS) for adapter in adapters}

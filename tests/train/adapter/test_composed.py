@@ -22,7 +22,7 @@ from guard.errors import GuardError
 from guard.method import PEFT_CONFIG
 from guard.rule import Rule
 from guard.weights.card import COMPOSITION, load_card
-from guard.weights.low_rank import write_sum
+from guard.weights.low_rank import NOT_SUMMED, write_sum
 from guard.weights.predictions import read_predictions
 from serve.registry.registry import RegisteredRule, Registry
 from tests.train.conftest import RULE, MakeJob, data, with_lora, with_recipe, write_toy_data
@@ -149,8 +149,8 @@ def test_what_cannot_be_one_adapter_is_refused(
         check(job)
 
 
-@pytest.mark.parametrize("key", ["use_rslora", "use_dora", "rank_pattern", "alpha_pattern"])
-def test_an_adapter_that_scales_otherwise_is_in_no_sum(
+@pytest.mark.parametrize("key", NOT_SUMMED)
+def test_an_update_of_another_kind_is_in_no_sum(
     make_job: MakeJob, tmp_path: Path, key: str
 ) -> None:
     random_adapters(make_job(), tmp_path)
