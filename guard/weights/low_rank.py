@@ -35,7 +35,7 @@ def write_sum(adapters: Mapping[Path, float], folder: Path) -> None:
                 raise GuardError(problem, where=adapter, got=config[key], remedy=remedy)
     factors = {adapter: load_file(adapter / PEFT_WEIGHTS) for adapter in adapters}
     summed: dict[str, np.ndarray] = {}
-    for name in sorted({name for of_one in factors.values() for name in of_one}):
+    for name in sorted(set[str]().union(*factors.values())):
         is_a = ".lora_A." in name
         like = next(of_one[name] for of_one in factors.values() if name in of_one)
         parts: list[np.ndarray] = []
@@ -48,9 +48,9 @@ def write_sum(adapters: Mapping[Path, float], folder: Path) -> None:
             parts.append(factor.astype(np.float32) * np.float32(scale))
         summed[name] = np.concatenate(parts, axis=0 if is_a else 1)
     rank = sum(config["r"] for config in configs.values())
-    layers = sorted({name.partition(".lora_")[0].rpartition(".")[2] for name in summed})
-    as_one = {"r": rank, "lora_alpha": rank, "target_modules": layers}
+    layers = {name.partition(".lora_")[0].removeprefix("base_model.model.") for name in summed}
+    as_one = {"r": rank, "lora_alpha": rank, "target_modules": sorted(layers)}
+    as_one |= dict.fromkeys(("exclude_modules", "layers_to_transform", "layers_pattern"))
     folder.mkdir(parents=True, exist_ok=True)
     save_file(summed, folder / PEFT_WEIGHTS)
-    config = next(iter(configs.values())) | as_one
-    (folder / PEFT_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    (folder / PEFT_CONFIG).write_text(json.dumps(next(iter(configs.values())) | as_one, indent=2))

@@ -42,12 +42,11 @@ def base_of(job: Job) -> Any:
 def random_adapters(job: Job, folder: Path) -> Any:
     """Two of other ranks, scalings and layers, saved by their names."""
     torch.manual_seed(0)
-    first, second = (
-        lora_config(with_lora(job, r=rank, target_modules=layers, init_lora_weights=False))
-        for rank, layers in ((8, ["q_proj", "up_proj"]), (4, ["q_proj", "o_proj"]))
-    )
-    model = PeftModelForCausalLM(base_of(job), first, PARENTS[0])
-    model.add_adapter(PARENTS[1], second)
+    job = with_lora(job, init_lora_weights=False)
+    first = with_lora(job, r=8, target_modules=["q_proj", "up_proj"])
+    second = with_lora(job, r=4, target_modules=["q_proj"], layers_to_transform=[1])
+    model = PeftModelForCausalLM(base_of(job), lora_config(first), PARENTS[0])
+    model.add_adapter(PARENTS[1], lora_config(second))
     model.save_pretrained(str(folder), save_embedding_layers=False)
     return model.eval()
 
@@ -60,15 +59,16 @@ def test_a_sum_is_what_peft_concatenates(
     job = make_job(method)
     model = random_adapters(job, tmp_path)
     model.add_weighted_adapter(list(PARENTS), list(factors), "cat", combination_type="cat")
-    folders = [tmp_path / name for name in PARENTS]
-    write_sum(dict(zip(folders, factors, strict=True)), tmp_path / "sum")
-    ours = PeftModel.from_pretrained(base_of(job), str(tmp_path / "sum")).eval()
+    parents = [(tmp_path / name, it) for name, it in zip(PARENTS, factors, strict=True)]
     prompts = [row.prompt for row in data(job).test[:8]]
-    answers = verdict_logits(ours, prompts, job.builder)
-    for name, is_same in (("cat", True), (PARENTS[0], False), (PARENTS[1], False)):
-        model.set_adapter(name)
-        logits = verdict_logits(model, prompts, job.builder)
-        assert (answers == pytest.approx(logits, abs=1e-5)) is is_same
+    for ordered in (parents, parents[::-1]):
+        write_sum(dict(ordered), tmp_path / "sum")
+        ours = PeftModel.from_pretrained(base_of(job), str(tmp_path / "sum")).eval()
+        answers = verdict_logits(ours, prompts, job.builder)
+        for name in ("cat", *PARENTS):
+            model.set_adapter(name)
+            logits = verdict_logits(model, prompts, job.builder)
+            assert (answers == pytest.approx(logits, abs=1e-5)) is (name == "cat")
 
 
 def composed_job(job: Job, rules: Path, **rule: object) -> Job:
