@@ -201,9 +201,7 @@ def _with_weights(selection: Selection, registry: Registry) -> set[str]:
 
 
 def _checked(selection: Selection, part: ServedPart) -> ServedPart:
-    """Raises GuardError for a folder of another rule, and for a composed rule of which a parent is
-    served in another version.
-    """
+    """Raises GuardError for another rule's folder, and for a composed rule with a stale parent."""
     model, method = part.recipe.name, part.method
     champions = Registry(selection.runs).champions(model, method)
     for rule, folder in part.folders.items():
@@ -247,6 +245,10 @@ class RegisteredRollouts(RolloutSource):
             self._untrained[part.recipe.name] = judged
 
     def find(self, rule: str, served: Card | None = None) -> Rollout | None:
+        if self._selection.is_merged:
+            if served is None:
+                log.warning("no weights of the rule %r: a merged base has what it began with", rule)
+            return None
         if served is not None:
             rollout = self._registry.rollout(RegisteredRule.of(served))
             if rollout is not None and is_zero(rollout.folder) and served.model in self._untrained:
@@ -261,12 +263,10 @@ class RegisteredRollouts(RolloutSource):
             except GuardError as error:  # of another base it may be trained
                 problems.append(str(error))
                 continue
-            if rule in folders and not self._selection.is_merged:
+            if rule in folders:
                 found = self._registry.rollout(RegisteredRule(recipe.name, rule, method))
                 return found or Rollout(folder=folders[rule])
         why = "; ".join(problems) or "no rule has this name"
-        if self._selection.is_merged:
-            why = "a merged base answers what it was started with"
         log.warning("no weights of the rule %r: %s", rule, why)
         return None
 

@@ -19,7 +19,8 @@ from serve.api.app import create_app
 from serve.engine import GuardEngine, Score, ScoreRequest
 from serve.merge import _card, merge, mergeable_method, merged_engine
 from serve.merge import main as merge_command
-from serve.selection import ServedPart, start_engines
+from serve.registry.registry import Registry
+from serve.selection import RegisteredRollouts, Selection, ServedPart, start_engines
 from serve.up import main
 from tests.serve.cards import RULE_TEXTS, recipe, text_of
 from tests.serve.guarded import (
@@ -103,10 +104,9 @@ def test_other_loras_are_served_beside_the_merged_one_as_their_difference(
 ) -> None:
     folder = Path(shutil.copytree(merged, tmp_path / "plain" / "merged"))
     shutil.copytree(adapter_folders()["plain"], folder.with_name("lora"))
-    tail = {
-        "pii_leak": save_adapter(tmp_path / "pii_leak/lora", "pii_leak", seed=7, method="lora"),
-        "dose": save_adapter(tmp_path / "dose/lora", "dose", seed=8, method="lora", rank=16),
-    }
+    tail = {"pii_leak": tmp_path / "pii_leak/lora", "dose": tmp_path / "dose/lora"}
+    for rank, (rule, lora) in zip((8, 16), tail.items(), strict=True):
+        save_adapter(lora, rule, seed=rank, method="lora", rank=rank)
     parts = [ServedPart(recipe(), "lora", {"plain": folder.with_name("lora"), **tail})]
     (engine,) = start_engines(parts, is_merged=True)
     with engine:
@@ -118,9 +118,9 @@ def test_other_loras_are_served_beside_the_merged_one_as_their_difference(
             for verdict, lora in zip(verdicts, loras, strict=True):
                 expected = peft_logit(conversation, text_of(verdict.rule), lora)
                 assert verdict.logit == pytest.approx(expected, abs=1e-4)
-        assert engine.counters.adapters == 2
-        for card in engine.rules.values():
-            assert card.merged_revision == read_card(folder).merged_revision
+        Registry(Runs(tmp_path)).register(tail["pii_leak"], actor="a", note="champion")
+        rollouts = RegisteredRollouts(Selection(is_merged=True, runs=Runs(tmp_path)), parts)
+        assert rollouts.find("pii_leak", engine.rules["pii_leak"]) is None  # it stays
     alora = save_adapter(tmp_path / "alora", "pii_leak", seed=9)
     with pytest.raises(GuardError, match="nor served beside merged ones: its weights act from its"):
         merged_engine(recipe(), folder, {"pii_leak": alora})

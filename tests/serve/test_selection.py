@@ -143,7 +143,7 @@ def test_a_rule_that_is_trained_later_is_found_and_no_other_path(
     merged = selected(trained_on_both, "tiny", "own", is_merged=True)
     for name in ("shared", "nobody"):
         assert RegisteredRollouts(merged, parts).find(name) is None
-        assert f"{name!r}: a merged base answers what it was" in caplog.messages[-1]
+        assert f"{name!r}: a merged base has what it began with" in caplog.messages[-1]
     caplog.clear()
     find = RegisteredRollouts(selection, parts).find
     assert find("shared") == Rollout(folder=trained_on_both / "tiny/shared/alora")
