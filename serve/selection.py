@@ -213,7 +213,8 @@ def _checked(selection: Selection, part: ServedPart) -> ServedPart:
             if current != version:
                 problem = f"composed of another version of {parent} than is served"
                 got = f"{version[:12]}, served is {current[:12]}"
-                raise GuardError(problem, where=folder, got=got, remedy=f"`{card.retrain}`")
+                remedy = f"`{card.retrain}`, and publish it"
+                raise GuardError(problem, where=folder, got=got, remedy=remedy)
     return part
 
 

@@ -23,9 +23,8 @@ def peft_config(folder: Path) -> dict[str, Any]:
 
 
 def write_sum(adapters: Mapping[Path, float], folder: Path) -> None:
-    """Write the sum of adapters, each times a factor, to `folder`: A of each, scaled, on top of one
-    another, B side by side, in float32. The rank is that of all together, the rest of the
-    configuration the first one's. Raises GuardError for an update of another kind.
+    """Write the sum of adapters, each times a factor: A of each, scaled, on top of one another, B
+    side by side, in float32. Raises GuardError for an update of another kind.
     """
     configs = {adapter: peft_config(adapter) for adapter in adapters}
     for adapter, config in configs.items():
